@@ -15,9 +15,9 @@ const METHODS_MAX: usize = 60;
 const LARGE: &[(&str, &str, usize)] = &[
     ("sim", "World", 444),
     ("core", "Volume", 133),
-    ("core", "ObjectVolume", 189),
+    ("core", "ObjectVolume", 151),
     ("server", "Node", 152),
-    ("core", "Ssd", 142),
+    ("core", "Ssd", 103),
 ];
 
 /// Check all sources below `crates/` and `testing/`.

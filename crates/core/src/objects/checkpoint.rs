@@ -18,22 +18,24 @@
 //! Every turn does a bounded part of it.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes, parse_page};
+use super::format::{IndexEntry, MapEntry, Usage, index_bytes, page_bytes};
 use super::format::{usage_bytes, write_index, write_page, write_usage};
+use super::gets::PageGet;
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
+use super::map::Page;
 use super::map::directory::{Entry, PAGE_ALIGN};
-use super::map::{Page, Run};
 use super::maps::object_bytes;
-use super::{ObjectVolume, Purpose, turns};
+use super::port::{Context, Purpose};
+use super::tail::Tail;
+use super::{ObjectVolume, turns};
 use crate::base::buf::{Buf, BufMut};
-use crate::base::error::IoError;
 use crate::base::io::Nanos;
 use crate::base::limits::{
-    OBJECT_MAP_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_PAGES_MAX, OBJECT_TAIL_MAX,
-    OBJECT_TAIL_UNFLUSHED_MAX, OBJECT_USAGE_ENTRIES_MAX,
+    OBJECT_MAP_BYTES_MAX, OBJECT_MAP_CHUNK_BYTES, OBJECT_MAP_PAGES_MAX, OBJECT_MAPS_MAX,
+    OBJECT_TAIL_MAX, OBJECT_USAGE_ENTRIES_MAX, OBJECT_USAGES_MAX,
 };
 
 /// The map is stored when the tail has so many bytes for each byte of the map: the map costs this
@@ -85,6 +87,36 @@ impl Checkpoint {
     pub(super) fn retry_at(&self) -> Option<Nanos> {
         match self {
             Self::Merging(merge) => merge.retry_at,
+            _ => None,
+        }
+    }
+
+    /// Whether what is merged is to be named by a manifest with the state up to `upto`: the tail would be
+    /// too long for the memory of whoever opens it.
+    pub(super) fn must_precede(&self, upto: u64, tail: &Tail) -> bool {
+        let begin = match self {
+            Self::Looking(looking) => looking.begin,
+            Self::Merging(merge) => merge.begin,
+            Self::Tallying(tally) => tally.begin,
+            Self::Idle | Self::Ready { .. } => return false,
+        };
+        begin <= upto && tail.has_too_many_runs()
+    }
+
+    /// The map as it was stored last, if a manifest of this state may name it: more objects than it has room for would
+    /// make one that nobody can read.
+    pub(super) fn adoptable(&self, upto: u64) -> Option<(u64, &[MapEntry], &[MapEntry])> {
+        match self {
+            Self::Ready {
+                begin,
+                maps,
+                usages,
+            } if *begin <= upto
+                && maps.len() <= OBJECT_MAPS_MAX
+                && usages.len() <= OBJECT_USAGES_MAX =>
+            {
+                Some((*begin, maps, usages))
+            }
             _ => None,
         }
     }
@@ -207,18 +239,17 @@ impl ObjectVolume {
             }
             Checkpoint::Ready { begin, .. } => {
                 let begin = *begin;
-                if self.tail.len() >= OBJECT_TAIL_MAX
-                    && begin > self.committed
-                    && self.flushes.is_empty()
-                    && (self.tail.len() >= OBJECT_TAIL_UNFLUSHED_MAX
-                        || !self.has_unflushed_writes())
+                if self.tail.is_full()
+                    && begin > self.commits.committed()
+                    && self.commits.has_no_flush()
+                    && (self.tail.is_full_unflushed() || !self.has_unflushed_writes())
                 {
                     // Writes wait for it, so nobody may be left to flush.
                     self.begin_flush(None);
-                } else if self.has_many_changes()
-                    && begin > self.committed
-                    && self.commit.is_none()
-                    && self.flushes.is_empty()
+                } else if self.store.map.has_many_changes()
+                    && begin > self.commits.committed()
+                    && !self.commits.is_under_way()
+                    && self.commits.has_no_flush()
                 {
                     // Nobody flushes: no manifest may name it yet, and there is no room for more changes.
                     self.begin_checkpoint();
@@ -234,72 +265,51 @@ impl ObjectVolume {
         }
     }
 
-    /// Whether there are so many changes that they should be merged, however large the map is.
-    pub(super) fn has_many_changes(&self) -> bool {
-        self.map.fresh.len() >= self.config.changes_max / 2
-    }
-
-    /// Whether there are so many changes that writes have to wait.
-    pub(super) fn has_too_many_changes(&self) -> bool {
-        self.map.fresh.len() + self.map.frozen.len() >= self.config.changes_max
-    }
-
-    /// Whether what a checkpoint under way merges is to be named by a manifest with this state: the tail would be
-    /// too long for the memory of whoever opens it.
-    pub(super) fn must_wait_for_checkpoint(&self, upto: u64) -> bool {
-        let begin = match &self.checkpoint {
-            Checkpoint::Looking(looking) => looking.begin,
-            Checkpoint::Merging(merge) => merge.begin,
-            Checkpoint::Tallying(tally) => tally.begin,
-            Checkpoint::Idle | Checkpoint::Ready { .. } => return false,
-        };
-        begin <= upto && self.tail_runs >= self.config.changes_max
-    }
-
     /// Whether a checkpoint may begin: with many changes in the tail not before all flushes are done, since a state
     /// before its beginning could not be named with a shorter tail.
     fn may_freeze(&self) -> bool {
-        self.tail_runs < self.config.changes_max || self.flushes.is_empty()
+        !self.tail.has_too_many_runs() || self.commits.has_no_flush()
     }
 
     fn is_checkpoint_due(&self) -> bool {
         let batch = (self.config.batch_blocks * super::format::SLOT_BYTES) as u64;
-        let map = self.map.directory.stored_bytes() + page_bytes(self.map.fresh.len()) as u64;
-        let objects = TAIL_OBJECTS_MIN + self.map_objects.len() * TAIL_OBJECTS_PER_MAP;
-        self.tail_bytes >= (TAIL_BATCHES_MIN * batch).max(TAIL_PER_MAP * map)
+        let map =
+            self.store.map.directory.stored_bytes() + page_bytes(self.store.map.fresh.len()) as u64;
+        let objects = TAIL_OBJECTS_MIN + self.store.inventory.maps.len() * TAIL_OBJECTS_PER_MAP;
+        self.tail.bytes() >= (TAIL_BATCHES_MIN * batch).max(TAIL_PER_MAP * map)
             || self.tail.len() >= objects.min(OBJECT_TAIL_MAX)
-            || self.has_many_changes()
-            || self.tail_runs >= self.config.changes_max / 2
+            || self.store.map.has_many_changes()
+            || self.tail.has_many_runs()
     }
 
     fn begin_checkpoint(&mut self) {
-        assert!(self.map.frozen.is_empty(), "one checkpoint at a time");
-        self.map.frozen = core::mem::take(&mut self.map.fresh);
+        assert!(self.store.map.frozen.is_empty(), "one checkpoint at a time");
+        self.store.map.frozen = core::mem::take(&mut self.store.map.fresh);
         self.checkpoint = Checkpoint::Looking(Looking {
-            begin: self.last_sealed,
+            begin: self.tail.last(),
             next: 0,
-            crowd: self.map_objects.crowd(),
+            crowd: self.store.inventory.maps.crowd(),
             again: VecDeque::new(),
         });
-        self.again = true;
+        self.port.again = true;
     }
 
     /// Look for pages in objects that are stored again.
     fn look_for_pages(&mut self, mut looking: Looking) {
         if !looking.crowd.is_empty() {
-            if self.turn.is_spent() {
-                self.turn.has_more = true;
+            if self.port.turn.is_spent() {
+                self.port.turn.has_more = true;
                 self.checkpoint = Checkpoint::Looking(looking);
                 return;
             }
-            self.turn.spend(MERGE_PAGES_MAX);
+            self.port.turn.spend(MERGE_PAGES_MAX);
             let mut next = None;
-            for (seen, (page, entry)) in self.map.directory.iter(looking.next).enumerate() {
+            for (seen, (page, entry)) in self.store.map.directory.iter(looking.next).enumerate() {
                 if seen == LOOK_PAGES_MAX {
                     next = Some(page);
                     break;
                 }
-                self.stats.pages_looked_at += 1;
+                self.port.stats.pages_looked_at += 1;
                 let slot = entry.slot() as usize;
                 if looking.crowd.get(slot).copied().unwrap_or(false) {
                     looking.again.push_back(page);
@@ -307,12 +317,12 @@ impl ObjectVolume {
             }
             if let Some(next) = next {
                 looking.next = next;
-                self.turn.has_more = true;
+                self.port.turn.has_more = true;
                 self.checkpoint = Checkpoint::Looking(looking);
                 return;
             }
         }
-        self.again = true;
+        self.port.again = true;
         self.checkpoint = Checkpoint::Merging(Box::new(Merge {
             begin: looking.begin,
             next: 0,
@@ -337,14 +347,14 @@ impl ObjectVolume {
 
     /// Everything is in pages that are stored.
     fn end_merge(&mut self, begin: u64) {
-        let _ = self.turns.set_waits(turns::Kind::Map, false);
-        self.map.thaw();
-        for tail in &self.tail {
+        self.store.gets.end_waits(turns::Kind::Map);
+        self.store.map.thaw();
+        for tail in self.tail.iter() {
             if tail.position <= begin {
-                self.objects.merged(tail.entry.number, begin);
+                self.store.inventory.data.merged(tail.entry.number, begin);
             }
         }
-        self.again = true;
+        self.port.again = true;
         self.checkpoint = Checkpoint::Tallying(Tally {
             begin,
             next: 0,
@@ -365,8 +375,8 @@ impl ObjectVolume {
                 let Content::Here(content) = &mut front.content else {
                     break;
                 };
-                if self.turn.is_spent() {
-                    self.turn.has_more = true;
+                if self.port.turn.is_spent() {
+                    self.port.turn.has_more = true;
                     break;
                 }
                 let (page, entry) = (front.page, front.entry);
@@ -374,8 +384,8 @@ impl ObjectVolume {
                 match self.merge_page(&mut merge.object, merge.begin, page, entry, &content) {
                     Ok(()) => {
                         merge.window.pop_front();
-                        self.turn.spend(1);
-                        self.again = true;
+                        self.port.turn.spend(1);
+                        self.port.again = true;
                     }
                     Err(reason) => {
                         front.content = Content::Here(content);
@@ -395,7 +405,7 @@ impl ObjectVolume {
         }
         if let Some(put) = &mut merge.put
             && !put.in_flight
-            && self.retry_at.is_none()
+            && self.port.may_try()
         {
             put.in_flight = true;
             let (name, data) = (Name::own(Kind::Map, put.number), put.data.clone());
@@ -405,8 +415,8 @@ impl ObjectVolume {
     }
 
     fn put_map(&mut self, name: Name, data: Vec<Buf>, actions: &mut Vec<Action>) {
-        self.stats.puts_map += 1;
-        let token = self.issue(Purpose::PutMap);
+        self.port.stats.puts_map += 1;
+        let token = self.port.issue(Purpose::PutMap);
         actions.push(Action::Put {
             token,
             name,
@@ -421,21 +431,21 @@ impl ObjectVolume {
         let mut skips = 0;
         while !merge.is_seen && merge.window.len() < WINDOW_PAGES {
             let Ok(changed) = self.next_changed(&mut merge.next, &mut skips) else {
-                self.turn.has_more = true;
+                self.port.turn.has_more = true;
                 return;
             };
             let again = merge.again.front().copied();
             let Some(page) = changed.into_iter().chain(again).min() else {
                 merge.is_seen = true;
-                self.again = true;
+                self.port.again = true;
                 return;
             };
             merge.again.pop_front_if(|again| *again == page);
-            merge.next = merge.next.max((page + 1) * self.map.page_blocks());
-            let entry = self.map.directory.get(page);
+            merge.next = merge.next.max((page + 1) * self.store.map.page_blocks());
+            let entry = self.store.map.directory.get(page);
             let content = match entry.filter(|entry| !entry.is_empty()) {
                 None => Content::Here(Page::default()),
-                Some(entry) => match self.map.cache.get(page, entry) {
+                Some(entry) => match self.store.map.cache.get(page, entry) {
                     Some(content) => Content::Here(content.clone()),
                     None => Content::Wanted,
                 },
@@ -453,9 +463,9 @@ impl ObjectVolume {
 
     /// The next page that changes, from a block on. Pages that there are not are none where everything is unmapped.
     fn next_changed(&self, from: &mut u64, skips: &mut usize) -> Result<Option<u64>, TooMany> {
-        let page_blocks = self.map.page_blocks();
+        let page_blocks = self.store.map.page_blocks();
         loop {
-            let mut rest = self.map.frozen.range(*from, u64::MAX);
+            let mut rest = self.store.map.frozen.range(*from, u64::MAX);
             let Some((first, count, place)) = rest.next() else {
                 return Ok(None);
             };
@@ -464,7 +474,7 @@ impl ObjectVolume {
                 return Ok(Some(page));
             }
             let end = first + count;
-            let there = self.map.directory.next(page);
+            let there = self.store.map.directory.next(page);
             if let Some(page) = there.filter(|page| page * page_blocks < end) {
                 return Ok(Some(page));
             }
@@ -479,8 +489,8 @@ impl ObjectVolume {
     /// Ask for stored pages, those with one get that lie behind each other.
     fn fetch_pages(&mut self, merge: &mut Merge, actions: &mut Vec<Action>) {
         let mut waits = false;
-        merge.retry_at = merge.retry_at.filter(|&at| self.now < at);
-        let may_get = self.retry_at.is_none() && merge.retry_at.is_none();
+        merge.retry_at = merge.retry_at.filter(|&at| self.port.now < at);
+        let may_get = self.port.may_try() && merge.retry_at.is_none();
         while merge.gets < MERGE_GETS_MAX && may_get {
             let mut wanted = merge.window.iter();
             let Some(first) = wanted.position(|w| matches!(w.content, Content::Wanted)) else {
@@ -502,7 +512,12 @@ impl ObjectVolume {
                 pages.push((wanted.page, entry));
             }
             let count = pages.len();
-            if !self.get_pages(pages, turns::Kind::Map, Purpose::Merge, actions) {
+            if !self.store.get_pages(
+                pages,
+                turns::Kind::Map,
+                Purpose::Merge,
+                &mut Context::new(&mut self.port, &self.manifest, actions),
+            ) {
                 waits = true;
                 break;
             }
@@ -511,81 +526,9 @@ impl ObjectVolume {
                 wanted.content = Content::Fetching;
             }
         }
-        self.again |= self.turns.set_waits(turns::Kind::Map, waits);
-    }
-
-    /// Get pages that lie behind each other; false if that has to wait.
-    pub(super) fn get_pages(
-        &mut self,
-        pages: Vec<(u64, Entry)>,
-        kind: turns::Kind,
-        purpose: impl FnOnce(PageGet) -> Purpose,
-        actions: &mut Vec<Action>,
-    ) -> bool {
-        if self.gets_in_flight >= self.config.gets_in_flight_max || !self.turns.is_next(kind) {
-            return false;
-        }
-        let (Some(&(_, first)), Some(&(_, last))) = (pages.first(), pages.last()) else {
-            return false;
-        };
-        let bytes = last.offset() + last.bytes() - first.offset();
-        let Some(object) = self.map_objects.get(first.slot()) else {
-            return false;
-        };
-        let number = object.number;
-        let name = self.name(Kind::Map, number);
-        let Some(buf) = self.read_pool.alloc(bytes) else {
-            return false;
-        };
-        self.turns.begun(kind);
-        self.objects.begin_read(number);
-        self.gets_in_flight += 1;
-        self.stats.gets += 1;
-        self.stats.gets_of_pages += 1;
-        let token = self.issue(purpose(PageGet { number, pages }));
-        actions.push(Action::Get {
-            token,
-            name,
-            offset: first.offset() as u64,
-            slots: false,
-            buf,
-        });
-        true
-    }
-
-    /// The pages that a get has brought, but those that are damaged.
-    pub(super) fn parse_pages(
-        &mut self,
-        get: &PageGet,
-        result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) -> Result<Vec<Option<Page>>, IoError> {
-        self.gets_in_flight -= 1;
-        self.objects.end_read(get.number);
-        let buf = match result {
-            Ok(Stored::Read(buf)) => buf,
-            Ok(_) => return Err(IoError::Failed),
-            Err(StoreError::Io(error)) => return Err(error),
-            Err(_) => {
-                self.probe(actions);
-                return Err(IoError::Failed);
-            }
-        };
-        let (number, writer) = (get.number, self.writer(get.number));
-        let begin = get.pages.first().map_or(0, |(_, entry)| entry.offset());
-        let pages = get.pages.iter().map(|&(page, entry)| {
-            let bytes = buf.get(entry.offset() - begin..).unwrap_or(&[]);
-            let runs = parse_page(&writer, number, page, self.map.page_blocks(), bytes);
-            // What was there before this owner names nothing that it has made since.
-            let first = self.manifest.number_first;
-            let is_later = |run: &Run| number < first && run.place().number() >= first;
-            let runs = runs.ok().filter(|runs| !runs.iter().any(is_later));
-            if runs.is_none() {
-                self.stats.damaged_pages += 1;
-            }
-            runs.map(Page::new)
-        });
-        Ok(pages.collect())
+        self.store
+            .gets
+            .set_waits(turns::Kind::Map, waits, &mut self.port);
     }
 
     pub(super) fn merge_ended(
@@ -595,7 +538,11 @@ impl ObjectVolume {
         actions: &mut Vec<Action>,
     ) {
         let is_lost = !matches!(result, Err(StoreError::Io(_)));
-        let parsed = self.parse_pages(get, result, actions);
+        let parsed = self.store.pages_ended(
+            get,
+            result,
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        );
         let blocks = self.blocks();
         let Checkpoint::Merging(merge) = &mut self.checkpoint else {
             return;
@@ -626,19 +573,20 @@ impl ObjectVolume {
             if !wanted.is_changed && (is_lost || wanted.misses >= MISSES_MAX) {
                 // Nothing needs it anew: it and its object stay as they are.
                 merge.window.remove(at);
-                self.again = true;
+                self.port.again = true;
                 continue;
             }
             if is_lost {
-                let (since, times) = wanted.lost.get_or_insert((self.now, 0));
+                let (since, times) = wanted.lost.get_or_insert((self.port.now, 0));
                 *times += 1;
-                if self.now >= since.plus(LOST_AFTER)
+                if self.port.now >= since.plus(LOST_AFTER)
                     && *times >= LOST_TIMES
-                    && let Some(content) = self.map.without(page, blocks, get.number, is_damaged)
+                    && let Some(content) =
+                        self.store.map.without(page, blocks, get.number, is_damaged)
                 {
-                    self.stats.lost_pages += u64::from(!content.runs().is_empty());
+                    self.port.stats.lost_pages += u64::from(!content.runs().is_empty());
                     wanted.content = Content::Here(content);
-                    self.again = true;
+                    self.port.again = true;
                     continue;
                 }
             }
@@ -649,19 +597,19 @@ impl ObjectVolume {
         }
         // It is needed: try again, and let those know who wait for the map to be stored.
         if is_lost {
-            merge.retry_at = Some(self.now.plus(LOST_PAUSE));
+            merge.retry_at = Some(self.port.now.plus(LOST_PAUSE));
         }
         let Some(error) = error else {
             // It is decided soon.
             return;
         };
-        let is_waited_for = self.has_too_many_changes()
-            || self.tail_runs >= self.config.changes_max
-            || self.tail.len() >= OBJECT_TAIL_MAX;
+        let is_waited_for = self.store.map.has_too_many_changes()
+            || self.tail.has_too_many_runs()
+            || self.tail.is_full();
         if is_waited_for {
             self.fail_waiting(error, actions);
         } else if !is_lost {
-            self.back_off();
+            self.port.back_off();
         }
     }
 
@@ -677,13 +625,13 @@ impl ObjectVolume {
         if object.built.len() >= OBJECT_MAP_PAGES_MAX {
             return Err(NoRoom::Full);
         }
-        let page_blocks = self.map.page_blocks();
-        let (first, own_first) = (page * page_blocks, self.own_first());
+        let page_blocks = self.store.map.page_blocks();
+        let (first, own_first) = (page * page_blocks, self.manifest.own_first());
         let mut content = before.clone();
         let (mut freed, mut used) = (Vec::new(), Vec::new());
         let mut is_inherited =
-            own_first > 0 && entry.is_none_or(|entry| self.is_of_ancestor(entry));
-        for (block, count, place) in self.map.frozen.range(first, first + page_blocks) {
+            own_first > 0 && entry.is_none_or(|entry| self.store.is_of_ancestor(entry, own_first));
+        for (block, count, place) in self.store.map.frozen.range(first, first + page_blocks) {
             let from = (block - first) as u32;
             content.set(from, from + count as u32, place, |place, blocks| {
                 freed.push((place.number(), blocks));
@@ -698,13 +646,13 @@ impl ObjectVolume {
         };
         let offset = self.add_page(object, page, &content, bytes)?;
         for (number, blocks) in used {
-            self.objects.use_more(number, blocks);
+            self.store.inventory.data.use_more(number, blocks);
         }
         for (number, blocks) in freed {
-            self.objects.use_less(number, blocks, begin);
+            self.store.inventory.data.use_less(number, blocks, begin);
         }
-        let stays = self.map.cache.holds(page) || self.map.cache.has_room();
-        self.stats.pages_merged += 1;
+        let stays = self.store.map.cache.holds(page) || self.store.map.cache.has_room();
+        self.port.stats.pages_merged += 1;
         object.built.push(Built {
             place: IndexEntry {
                 page,
@@ -718,12 +666,6 @@ impl ObjectVolume {
         Ok(())
     }
 
-    /// Whether a stored page is of an ancestor as a whole.
-    pub(super) fn is_of_ancestor(&self, entry: Entry) -> bool {
-        let number = self.map_objects.get(entry.slot());
-        entry.is_inherited() || number.is_some_and(|object| object.number < self.own_first())
-    }
-
     /// Write a page to the object that is being built; its offset there.
     fn add_page(
         &mut self,
@@ -733,12 +675,9 @@ impl ObjectVolume {
         bytes: usize,
     ) -> Result<usize, NoRoom> {
         if object.number == 0 {
-            if self.next_number >= self.manifest.number_limit {
-                self.recommit();
-                return Err(NoRoom::Memory);
-            }
-            object.number = self.next_number;
-            self.next_number += 1;
+            let number = self.commits.next_number(&self.manifest, &mut self.port);
+            object.number = number.ok_or(NoRoom::Memory)?;
+            self.commits.use_number();
         }
         let whole = bytes.next_multiple_of(PAGE_ALIGN);
         if object.used + whole > OBJECT_MAP_CHUNK_BYTES {
@@ -751,7 +690,7 @@ impl ObjectVolume {
             return Ok(object.offset());
         }
         if object.chunk.is_none() {
-            let chunk = self.control_pool.alloc(OBJECT_MAP_CHUNK_BYTES);
+            let chunk = self.port.control_pool.alloc(OBJECT_MAP_CHUNK_BYTES);
             object.chunk = Some(chunk.ok_or(NoRoom::Memory)?);
         }
         let offset = object.offset();
@@ -769,7 +708,7 @@ impl ObjectVolume {
     fn finish_object(&mut self, merge: &mut Merge) {
         let pages: Vec<IndexEntry> = merge.object.built.iter().map(|b| b.place).collect();
         let bytes = index_bytes(pages.len());
-        let Some(mut index) = self.control_pool.alloc(bytes) else {
+        let Some(mut index) = self.port.control_pool.alloc(bytes) else {
             return;
         };
         let mut object = core::mem::take(&mut merge.object);
@@ -777,7 +716,7 @@ impl ObjectVolume {
         write_index(self.manifest.volume, object.number, &pages, &mut index);
         let mut data = object.full;
         data.push(index.freeze());
-        let slot = self.map_objects.insert(MapEntry {
+        let slot = self.store.inventory.maps.insert(MapEntry {
             number: object.number,
             bytes: object_bytes(object.full_bytes, pages.len()) as u32,
             entries: pages.len() as u32,
@@ -789,7 +728,7 @@ impl ObjectVolume {
             in_flight: false,
             built: object.built,
         });
-        self.again = true;
+        self.port.again = true;
     }
 
     /// The directory points to what was built.
@@ -797,12 +736,12 @@ impl ObjectVolume {
         for Built { place, content } in built {
             let entry = Entry::new(slot, place.offset as usize, place.bytes as usize);
             let entry = entry.with(place.is_full, place.is_inherited);
-            self.map_objects
-                .point(&mut self.map.directory, place.page, Some(entry));
+            let store = &mut self.store;
+            (store.inventory.maps).point(&mut store.map.directory, place.page, Some(entry));
             match content {
-                Some(content) => self.map.cache.insert(place.page, entry, content),
+                Some(content) => self.store.map.cache.insert(place.page, entry, content),
                 // A later object may have the slot of the one where it was, so its entry would tell nothing.
-                None => self.map.cache.forget(place.page),
+                None => self.store.map.cache.forget(place.page),
             }
         }
     }
@@ -810,17 +749,17 @@ impl ObjectVolume {
     /// Store how much of which data objects the map needs.
     fn pump_tally(&mut self, mut tally: Tally, actions: &mut Vec<Action>) {
         if tally.put.is_none() && self.tally_some(&mut tally) {
-            self.again = true;
+            self.port.again = true;
             self.checkpoint = Checkpoint::Ready {
                 begin: tally.begin,
-                maps: self.map_objects.live(),
+                maps: self.store.inventory.maps.live(),
                 usages: tally.usages,
             };
             return;
         }
         if let Some((entry, data, in_flight)) = &mut tally.put
             && !*in_flight
-            && self.retry_at.is_none()
+            && self.port.may_try()
         {
             *in_flight = true;
             let (name, data) = (Name::own(Kind::Map, entry.number), data.clone());
@@ -832,12 +771,12 @@ impl ObjectVolume {
     /// Fill a usage table, or a part of it; true if there are no more.
     fn tally_some(&mut self, tally: &mut Tally) -> bool {
         if !tally.is_seen && tally.entries.len() < OBJECT_USAGE_ENTRIES_MAX {
-            if self.turn.is_spent() {
-                self.turn.has_more = true;
+            if self.port.turn.is_spent() {
+                self.port.turn.has_more = true;
                 return false;
             }
-            self.turn.spend(MERGE_PAGES_MAX);
-            let mut rest = self.objects.range(tally.next);
+            self.port.turn.spend(MERGE_PAGES_MAX);
+            let mut rest = self.store.inventory.data.range(tally.next);
             for _ in 0..LOOK_PAGES_MAX {
                 let Some((number, object)) = rest.next() else {
                     tally.is_seen = true;
@@ -856,7 +795,7 @@ impl ObjectVolume {
                     }
                 }
             }
-            self.turn.has_more = true;
+            self.port.turn.has_more = true;
         }
         if !tally.is_seen && tally.entries.len() < OBJECT_USAGE_ENTRIES_MAX {
             return false;
@@ -864,15 +803,15 @@ impl ObjectVolume {
         if tally.entries.is_empty() {
             return true;
         }
-        if self.next_number >= self.manifest.number_limit {
-            self.recommit();
-            return false;
-        }
-        let (number, bytes) = (self.next_number, usage_bytes(tally.entries.len()));
-        let Some(mut table) = self.control_pool.alloc(bytes) else {
+        let number = self.commits.next_number(&self.manifest, &mut self.port);
+        let Some(number) = number else {
             return false;
         };
-        self.next_number += 1;
+        let bytes = usage_bytes(tally.entries.len());
+        let Some(mut table) = self.port.control_pool.alloc(bytes) else {
+            return false;
+        };
+        self.commits.use_number();
         write_usage(self.manifest.volume, number, &tally.entries, &mut table);
         let entry = MapEntry {
             number,
@@ -880,7 +819,7 @@ impl ObjectVolume {
             entries: tally.entries.len() as u32,
         };
         tally.entries.clear();
-        self.usages.insert(number);
+        self.store.inventory.insert_usage(number);
         tally.put = Some((entry, alloc::vec![table.freeze()], false));
         false
     }
@@ -913,7 +852,7 @@ impl ObjectVolume {
             _ => return,
         }
         match failed {
-            None => self.went_well(),
+            None => self.port.went_well(),
             Some(error) => self.fail_waiting(error, actions),
         }
     }
@@ -924,34 +863,14 @@ impl ObjectVolume {
             return;
         };
         self.checkpoint = Checkpoint::Idle;
-        self.adopted = begin;
-        while let Some(tail) = self.tail.pop_front_if(|tail| tail.position <= begin) {
-            self.tail_bytes -= tail.entry.bytes();
-            self.tail_runs -= tail.entry.runs as usize;
-        }
-        let named = |maps: &[MapEntry]| maps.iter().map(|map| map.number).collect();
-        let maps: BTreeSet<u64> = named(&self.manifest.maps);
-        let usages: BTreeSet<u64> = named(&self.manifest.usages);
-        let gone = self
-            .map_objects
-            .forget_dead(|number| maps.contains(&number));
-        self.dropped_maps.extend(gone);
-        let gone = self
-            .usages
-            .extract_if(.., |number| !usages.contains(number));
-        self.dropped_maps.extend(gone);
+        self.commits.adopt(begin);
+        self.tail.forget(begin);
+        self.store.inventory.adopt(&self.manifest);
         if self.clone_pin > 0 && self.scan.knows_clones() {
             // They may have been deleted since, and nobody tells.
             self.scan.again_for_clones();
         }
     }
-}
-
-/// Pages that lie behind each other in the object of the map with this number.
-#[derive(Debug)]
-pub(super) struct PageGet {
-    pub(super) number: u64,
-    pub(super) pages: Vec<(u64, Entry)>,
 }
 
 /// A turn has passed over as many ranges as it may.

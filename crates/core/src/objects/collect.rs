@@ -12,14 +12,15 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::ObjectVolume;
+use super::block_store::{Waiter, is_good, slot};
 use super::data::Object;
 use super::format::{Reference, SLOT_BYTES, SLOT_NONE, parse_table, table_bytes};
+use super::gets::FETCH_BLOCKS_MAX;
 use super::io::{Action, Kind, Listed, Name, StoreError, Stored};
 use super::map::{Found, Place};
-use super::pages::Waiter;
-use super::read::{FETCH_BLOCKS_MAX, slot};
+use super::port::{Context, Purpose};
 use super::turns;
-use super::{DELETES_IN_FLIGHT_MAX, ObjectVolume, Purpose};
 use crate::base::buf::BufMut;
 use crate::base::limits::{BLOCK_BYTES, OBJECT_LAP_STEP, OBJECT_TAIL_MAX, OBJECT_VOLUME_BYTES_MAX};
 
@@ -204,7 +205,7 @@ impl ObjectVolume {
         let batch_blocks = self.config.batch_blocks as u64;
         let small = batch_blocks * SLOT_BYTES as u64 / 8;
         let lap = &mut self.lap;
-        let mut rest = self.objects.range(lap.next.max(pin));
+        let mut rest = self.store.inventory.data.range(lap.next.max(pin));
         for _ in 0..OBJECT_LAP_STEP {
             let Some((number, object)) = rest.next() else {
                 drop(rest);
@@ -212,7 +213,7 @@ impl ObjectVolume {
                 return self.search_next();
             };
             lap.next = number + 1;
-            self.stats.objects_looked_at += 1;
+            self.port.stats.objects_looked_at += 1;
             // It may be merged before it is put.
             if !object.is_worth_a_look() || self.batches.contains_key(&number) {
                 continue;
@@ -237,7 +238,7 @@ impl ObjectVolume {
     /// Begin to copy what the next victims hold, if there are any.
     fn search_next(&mut self) {
         if !self.victims.is_empty() {
-            self.again = true;
+            self.port.again = true;
             self.collect = Collect::Searching {
                 asked: false,
                 searched: Vec::new(),
@@ -247,9 +248,11 @@ impl ObjectVolume {
     }
 
     pub(super) fn pump_collect(&mut self, actions: &mut Vec<Action>) {
-        let waits = core::mem::take(&mut self.turn.copy_waits)
+        let waits = core::mem::take(&mut self.copy_waits)
             | (self.search(actions) || self.fetch_copies(actions));
-        self.again |= self.turns.set_waits(turns::Kind::Copy, waits);
+        self.store
+            .gets
+            .set_waits(turns::Kind::Copy, waits, &mut self.port);
         let Collect::Copying {
             searched,
             found,
@@ -266,20 +269,22 @@ impl ObjectVolume {
         }
         if !has_failed {
             for &number in searched {
-                self.objects.mark_copied(number);
+                self.store.inventory.data.mark_copied(number);
             }
         }
         self.collect = Collect::Idle;
         self.search_next();
         // With nothing else to be committed, the copies are no other state than that of before.
-        if !self.has_unflushed_writes() && self.flushes.is_empty() && self.last_sealed_or_gathered()
+        if !self.has_unflushed_writes()
+            && self.commits.has_no_flush()
+            && self.last_sealed_or_gathered()
         {
             self.begin_flush(None);
         }
     }
 
     fn last_sealed_or_gathered(&self) -> bool {
-        self.last_sealed > self.committed || !self.gathering.is_empty()
+        self.tail.last() > self.commits.committed() || !self.gathering.is_empty()
     }
 
     /// Ask which blocks the next victim holds; true if that waits for a get.
@@ -297,7 +302,7 @@ impl ObjectVolume {
         let Some(number) = next.filter(|_| found.len() < found_max) else {
             let (searched, mut found) = (core::mem::take(searched), core::mem::take(found));
             found.sort_unstable();
-            self.again = true;
+            self.port.again = true;
             self.collect = Collect::Copying {
                 searched,
                 found,
@@ -309,38 +314,25 @@ impl ObjectVolume {
             return false;
         };
         // It may have died, or be pinned, since it was found.
-        let object = self.objects.get(number);
+        let object = self.store.inventory.data.get(number);
         let object = object.filter(|object| object.is_worth_a_look() && number >= self.pin());
         let table = object.and_then(|o| Some((o.table_offset()?, table_bytes(o.runs.into()))));
         let Some((offset, bytes)) = table else {
             // Nothing of it is needed any more, or the store has another one.
             self.victims.pop_front();
-            self.again = true;
+            self.port.again = true;
             return false;
         };
-        if self.gets_in_flight >= self.config.gets_in_flight_max
-            || !self.turns.is_next(turns::Kind::Copy)
-        {
+        if !self.store.gets.may_begin(turns::Kind::Copy) {
             return true;
         }
-        let Some(buf) = self.read_pool.alloc(bytes) else {
+        let cx = &mut Context::new(&mut self.port, &self.manifest, actions);
+        if !self.store.gets.table(number, offset, bytes, cx) {
             return true;
-        };
-        self.turns.begun(turns::Kind::Copy);
-        self.objects.begin_read(number);
-        self.gets_in_flight += 1;
-        self.stats.gets += 1;
+        }
         if let Collect::Searching { asked, .. } = &mut self.collect {
             *asked = true;
         }
-        let token = self.issue(Purpose::Table(number));
-        actions.push(Action::Get {
-            token,
-            name: self.name(Kind::Data, number),
-            offset,
-            slots: false,
-            buf,
-        });
         false
     }
 
@@ -351,8 +343,17 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let result = self.unverified(number, result, actions);
-        let compressed = self.objects.get(number).is_some_and(Object::is_compressed);
+        let result = self.store.gets.ended(
+            number,
+            result,
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        );
+        let compressed = self
+            .store
+            .inventory
+            .data
+            .get(number)
+            .is_some_and(Object::is_compressed);
         let Collect::Searching {
             asked,
             searched,
@@ -362,7 +363,7 @@ impl ObjectVolume {
             return;
         };
         *asked = false;
-        self.again = true;
+        self.port.again = true;
         // One that cannot be read stays as it is, for the next time.
         self.victims.pop_front();
         let Ok(buf) = result else {
@@ -371,7 +372,7 @@ impl ObjectVolume {
         let writer = self.manifest.volume;
         let blocks = OBJECT_VOLUME_BYTES_MAX / BLOCK_BYTES as u64;
         let Ok((_, runs)) = parse_table(&writer, number, blocks, &buf) else {
-            self.damaged(number);
+            self.store.damaged(number, &mut self.port);
             return;
         };
         searched.push(number);
@@ -385,7 +386,7 @@ impl ObjectVolume {
             let (block, slot) = (run.block.get(), run.slot.get());
             found.extend((0..run.count.get()).filter_map(|index| {
                 let (place, block) = (origin.plus(slot + index), block + u64::from(index));
-                let elsewhere = match self.map.find(block, 1) {
+                let elsewhere = match self.store.map.find(block, 1) {
                     Found::Here(at, _) => at != Some(place),
                     Found::Page(_) => false,
                 };
@@ -421,17 +422,16 @@ impl ObjectVolume {
     /// copied, lest they are tried first every time, and nothing else is freed.
     pub(super) fn leave_where_they_are(&mut self, page: u64) {
         if let Collect::Copying { found, .. } = &self.collect {
-            let page_blocks = self.map.page_blocks();
+            let page_blocks = self.store.map.page_blocks();
             for (place, _) in found.iter().filter(|(_, b)| b / page_blocks == page) {
-                self.objects.mark_damaged(place.number());
+                self.store.inventory.data.mark_damaged(place.number());
             }
         }
     }
 
     /// Whether copies leave clients enough of the changes and of the tail that there may be before the map is stored.
     fn may_copy(&self) -> bool {
-        self.map.fresh.len() + self.map.frozen.len() < self.config.changes_max.div_ceil(2)
-            && self.tail.len() < OBJECT_TAIL_MAX / 2
+        self.store.map.has_room_for_copies() && self.tail.len() < OBJECT_TAIL_MAX / 2
     }
 
     /// Ask for what is to be copied; true if that waits for a get.
@@ -455,13 +455,11 @@ impl ObjectVolume {
             if *in_flight + fetched.len() >= COPIES_IN_FLIGHT_MAX || *next == found.len() {
                 return false;
             }
-            if self.gets_in_flight >= self.config.gets_in_flight_max
-                || !self.turns.is_next(turns::Kind::Copy)
-            {
+            if !self.store.gets.may_begin(turns::Kind::Copy) {
                 return true;
             }
             let (first, block) = found[*next];
-            match self.map.find(block, 1) {
+            match self.store.map.find(block, 1) {
                 Found::Here(place, _) if place == Some(first) => {}
                 Found::Here(..) => {
                     // Written over meanwhile; its object may be gone.
@@ -484,13 +482,12 @@ impl ObjectVolume {
                 blocks: found[*next..end].to_vec(),
                 done: 0,
             };
-            if self
-                .get_slots(first, slots, Purpose::Copy(copy), actions)
-                .is_err()
-            {
+            let (kind, purpose) = (turns::Kind::Copy, Purpose::Copy(copy));
+            let cx = &mut Context::new(&mut self.port, &self.manifest, actions);
+            let token = self.store.gets.slots(first, slots, kind, purpose, cx);
+            if token.is_none() {
                 return true;
             }
-            self.turns.begun(turns::Kind::Copy);
             if let Collect::Copying {
                 next, in_flight, ..
             } = &mut self.collect
@@ -509,8 +506,12 @@ impl ObjectVolume {
         let end = found.len().min(*next + PAGES_AHEAD);
         let blocks: Vec<u64> = found[*next..end].iter().map(|&(_, block)| block).collect();
         for block in blocks {
-            if let Found::Page(page) = self.map.find(block, 1)
-                && !self.want_page(page, Waiter::Copy, actions)
+            if let Found::Page(page) = self.store.map.find(block, 1)
+                && !self.store.want_page(
+                    page,
+                    Waiter::Copy,
+                    &mut Context::new(&mut self.port, &self.manifest, actions),
+                )
             {
                 return false;
             }
@@ -524,7 +525,11 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let result = self.unverified(copy.first.number(), result, actions);
+        let result = self.store.gets.ended(
+            copy.first.number(),
+            result,
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        );
         if let Collect::Copying {
             in_flight,
             fetched,
@@ -552,7 +557,7 @@ impl ObjectVolume {
                 break;
             }
             fetched.pop_front();
-            self.again = true;
+            self.port.again = true;
         }
         if let Collect::Copying { fetched: place, .. } = &mut self.collect {
             *place = fetched;
@@ -569,16 +574,20 @@ impl ObjectVolume {
                 // Should the rest of it not come, it stays where it is.
                 self.fail_copy();
             }
-            let is_current = match self.map.find(block, 1) {
+            let is_current = match self.store.map.find(block, 1) {
                 _ if self.gathering.holds(block) => false,
                 Found::Here(at, _) => at == Some(place),
                 Found::Page(_) => {
                     let rest = copy.blocks[copy.done..].iter().take(PAGES_AHEAD);
                     for &(_, block) in rest {
-                        if let Found::Page(page) = self.map.find(block, 1)
-                            && !self.want_page(page, Waiter::Copy, actions)
+                        if let Found::Page(page) = self.store.map.find(block, 1)
+                            && !self.store.want_page(
+                                page,
+                                Waiter::Copy,
+                                &mut Context::new(&mut self.port, &self.manifest, actions),
+                            )
                         {
-                            self.turn.copy_waits = true;
+                            self.copy_waits = true;
                             break;
                         }
                     }
@@ -587,14 +596,14 @@ impl ObjectVolume {
             };
             if is_current {
                 let bytes = slot(buf, (place.0 - copy.first.0) as u32);
-                if self.is_good(place, block, bytes) {
+                if is_good(&self.manifest, place, block, bytes) {
                     match self.gathering.block_mut(block, &self.write_pool) {
                         Ok(data) => data.copy_from_slice(&bytes[..BLOCK_BYTES]),
                         Err(_) => return false,
                     }
-                    self.stats.copied_blocks += 1;
+                    self.port.stats.copied_blocks += 1;
                 } else {
-                    self.damaged(place.number());
+                    self.store.damaged(place.number(), &mut self.port);
                     self.fail_copy();
                 }
             }
@@ -608,65 +617,25 @@ impl ObjectVolume {
         if !self.scan.clones_known {
             return;
         }
-        let pin = self.pin();
-        let adopted = self.adopted;
-        let gone: Vec<u64> = self
-            .objects
-            .dead(pin)
-            .filter(|&(number, by)| {
-                self.stats.dead_looked_at += 1;
-                by <= adopted
-                    && !self.batches.contains_key(&number)
-                    && !self.objects.is_being_read(number)
-            })
-            .map(|(number, _)| number)
-            .collect();
-        for number in gone {
-            self.objects.remove(number);
-            self.frames.remove(number);
-            self.deletes.push_back(Name::own(Kind::Data, number));
-        }
-        for number in self.dropped_maps.split_off(&pin) {
-            if self.objects.is_being_read(number) {
-                self.dropped_maps.insert(number);
-            } else {
-                self.deletes.push_back(Name::own(Kind::Map, number));
-            }
-        }
-    }
-
-    pub(super) fn pump_deletes(&mut self, actions: &mut Vec<Action>) {
-        while self.deletes_in_flight < DELETES_IN_FLIGHT_MAX
-            && self.may_try()
-            && let Some(name) = self.deletes.pop_front()
-        {
-            self.deletes_in_flight += 1;
-            self.stats.deletes += 1;
-            let token = self.issue(Purpose::Delete(name));
-            actions.push(Action::Delete { token, name });
-        }
-    }
-
-    pub(super) fn delete_ended(&mut self, name: Name, result: Result<Stored, StoreError>) {
-        self.deletes_in_flight -= 1;
-        if let Err(StoreError::Io(_)) = result {
-            self.deletes.push_back(name);
-            self.back_off();
-        }
+        let (pin, adopted, batches) = (self.pin(), self.commits.adopted(), &self.batches);
+        let is_on_its_way = |number| batches.contains_key(&number);
+        let (deletions, port) = (&mut self.deletions, &mut self.port);
+        self.store
+            .bury(pin, adopted, is_on_its_way, deletions, port);
     }
 
     pub(super) fn pump_scan(&mut self, actions: &mut Vec<Action>) {
-        if self.scan.pending || !self.may_try() {
+        if self.scan.pending || !self.port.may_try() {
             return;
         }
         if let Some(&(name, bytes)) = self.scan.references.last() {
-            let Some(buf) = self.control_pool.alloc(bytes) else {
+            let Some(buf) = self.port.control_pool.alloc(bytes) else {
                 return;
             };
             self.scan.pending = true;
             self.scan.reading = true;
-            self.stats.gets += 1;
-            let token = self.issue(Purpose::Scan);
+            self.port.stats.gets += 1;
+            let token = self.port.issue(Purpose::Scan);
             actions.push(Action::Get {
                 token,
                 name,
@@ -677,8 +646,8 @@ impl ObjectVolume {
         } else if let Some(&kind) = self.scan.todo.front() {
             self.scan.pending = true;
             self.scan.reading = false;
-            self.stats.lists += 1;
-            let token = self.issue(Purpose::Scan);
+            self.port.stats.lists += 1;
+            let token = self.port.issue(Purpose::Scan);
             actions.push(Action::List {
                 token,
                 volume: 0,
@@ -717,9 +686,9 @@ impl ObjectVolume {
                 if self.scan.after.is_empty() && kind != Some(Kind::Clone) {
                     self.next_scan();
                 }
-                self.again = true;
+                self.port.again = true;
             }
-            _ => return self.back_off(),
+            _ => return self.port.back_off(),
         }
         if self.scan.todo.front() == Some(&Kind::Clone)
             && self.scan.references.is_empty()
@@ -734,7 +703,7 @@ impl ObjectVolume {
     /// One kind of objects is known.
     fn next_scan(&mut self) {
         self.scan.todo.pop_front();
-        self.again = true;
+        self.port.again = true;
         if self.scan.todo.is_empty() {
             self.bury();
             self.consider_collecting();
@@ -749,21 +718,22 @@ impl ObjectVolume {
         let number = name.number;
         // Further ones are found by the next opening: a store may name as many as it likes.
         let has_room = self.scan.strays < STRAYS_MAX;
-        let stray = number < self.manifest.number_first && number >= self.own_first() && has_room;
+        let stray =
+            number < self.manifest.number_first && number >= self.manifest.own_first() && has_room;
         match name.kind {
             Kind::Data => {
-                if self.objects.contains(number) {
-                    self.objects.set_bytes(number, listed.bytes);
+                if self.store.inventory.data.contains(number) {
+                    self.store.inventory.data.set_bytes(number, listed.bytes);
                 } else if stray {
                     self.scan.strays += 1;
-                    self.objects.insert_stray(number, listed.bytes);
+                    self.store.inventory.data.insert_stray(number, listed.bytes);
                 }
             }
             Kind::Map => {
-                let known = self.map_objects.contains(number) || self.usages.contains(&number);
+                let known = self.store.inventory.knows_map(number);
                 if stray && !known {
                     self.scan.strays += 1;
-                    self.dropped_maps.insert(number);
+                    self.store.inventory.drop_map(number);
                 }
             }
             Kind::Manifest => {
@@ -775,7 +745,7 @@ impl ObjectVolume {
                     && has_room
                 {
                     self.scan.strays += 1;
-                    self.deletes.push_back(name);
+                    self.deletions.push(name);
                 }
             }
             Kind::Snapshot => {
@@ -784,7 +754,7 @@ impl ObjectVolume {
                 let mut named = self.manifest.snapshots.iter().chain(&self.snapshots);
                 if stray && !named.any(is_it) {
                     self.scan.strays += 1;
-                    self.deletes.push_back(name);
+                    self.deletions.push(name);
                 }
             }
             Kind::Clone => match usize::try_from(listed.bytes) {

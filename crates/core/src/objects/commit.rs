@@ -10,25 +10,40 @@
 //! One manifest is on its way at a time, and it stays the same until it is known to be there: it
 //! may be there already. Its state is that of a flush; what was written since is not in it.
 //!
-//! Sealed objects have positions, in the order in which they apply. States are told by them, never by the
-//! numbers of objects, which are names.
+//! States are told by the positions of sealed objects ([`super::tail`]), and by counting the changes other than of data.
 
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::batch::Batch;
 use super::checkpoint::Checkpoint;
-use super::format::{Manifest, MapEntry};
+use super::end;
+use super::format::{Manifest, Snapshot};
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
-use super::{Flush, ObjectVolume, Purpose, end};
+use super::port::{Context, Port, Purpose};
+use super::tail::Tail;
 use crate::base::buf::Buf;
-use crate::base::io::Done;
-use crate::base::limits::{
-    OBJECT_MAPS_MAX, OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD, OBJECT_TAIL_MAX, OBJECT_USAGES_MAX,
-};
+use crate::base::error::IoError;
+use crate::base::io::{Done, Token};
+use crate::base::limits::{OBJECT_NUMBER_MAX, OBJECT_NUMBERS_AHEAD};
+
+/// Something that ends when a manifest with all before it is there.
+#[derive(Debug)]
+struct Flush {
+    /// Nobody waits for an internal one.
+    token: Option<Token>,
+    /// Position of the last object that it is about; not known before what is gathered is sealed.
+    target: Option<u64>,
+    /// Changes other than of data that it is about.
+    changes: u64,
+    /// The size that the volume has from there on, if that changes.
+    bytes: Option<u64>,
+}
 
 /// A manifest on its way.
 #[derive(Debug)]
-pub(super) struct Commit {
+struct Commit {
     manifest: Manifest,
     data: Buf,
     /// Position of the last object of its state.
@@ -45,24 +60,212 @@ enum Stage {
     UnderWay,
 }
 
-impl ObjectVolume {
-    pub(super) fn pump_commit(&mut self, actions: &mut Vec<Action>) {
-        self.end_flushes(actions);
-        if self.commit.is_none()
-            && let Some(upto) = self.next_commit()
-        {
-            self.prepare_commit(upto);
+/// What came of a step of the manifest on its way.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It goes on.
+    Pending,
+    /// It is there: [`Commits::take_committed`].
+    Committed,
+    /// The next manifest is of another owner.
+    Fenced,
+    /// The store failed.
+    Failed(IoError),
+}
+
+/// What manifests are made of.
+#[derive(Debug)]
+pub(super) struct State<'a> {
+    pub(super) batches: &'a BTreeMap<u64, Batch>,
+    pub(super) tail: &'a Tail,
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) snapshots: &'a [Snapshot],
+    /// Whether the volume is given up.
+    pub(super) gone: bool,
+    /// Whether writes may soon wait for a shorter tail.
+    pub(super) has_many_changes: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Commits {
+    /// Tells this owner's manifests from those of others.
+    nonce: u64,
+    /// Size of the volume, as of what was accepted last.
+    bytes: u64,
+    /// Position of the last object of the state of the newest manifest.
+    committed: u64,
+    /// And of the last one that is in the pages of its map.
+    adopted: u64,
+    /// Changes other than of data that it has, and that there are.
+    committed_changes: u64,
+    changes: u64,
+    /// The number of the next object.
+    next_number: u64,
+    flushes: VecDeque<Flush>,
+    under_way: Option<Commit>,
+}
+
+impl Commits {
+    /// Of an owner with this nonce, whose volume is not open yet.
+    pub(super) fn new(nonce: u64) -> Self {
+        Self {
+            nonce,
+            bytes: 0,
+            committed: 0,
+            adopted: 0,
+            committed_changes: 0,
+            changes: 0,
+            next_number: 0,
+            flushes: VecDeque::new(),
+            under_way: None,
         }
-        if self.may_try()
-            && let Some(commit) = &mut self.commit
+    }
+
+    /// The size is known.
+    pub(super) fn taken_over(&mut self, manifest: &Manifest) {
+        self.bytes = manifest.bytes;
+        self.next_number = manifest.number_first;
+    }
+
+    /// The tail is replayed up to this position.
+    pub(super) fn opened(&mut self, last: u64) {
+        self.committed = last;
+    }
+
+    /// Size of the volume, as of what was accepted last.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Position of the last object of the state of the newest manifest.
+    pub(super) fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// Position of the last object that is in the pages of its map.
+    pub(super) fn adopted(&self) -> u64 {
+        self.adopted
+    }
+
+    /// Changes other than of data that there are.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether so many changes other than of data are committed.
+    pub(super) fn has_committed(&self, changes: u64) -> bool {
+        changes <= self.committed_changes
+    }
+
+    /// Whether a manifest is on its way.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Whether there is nothing to be committed.
+    pub(super) fn has_no_flush(&self) -> bool {
+        self.flushes.is_empty()
+    }
+
+    /// Whether nobody waits for a flush.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flushes.iter().all(|flush| flush.token.is_none())
+    }
+
+    /// The number of the next object; `None` if a manifest of the state that is committed has to allow more of them first.
+    pub(super) fn next_number(&mut self, newest: &Manifest, port: &mut Port) -> Option<u64> {
+        if self.next_number < newest.number_limit {
+            return Some(self.next_number);
+        }
+        if self.flushes.iter().all(|flush| flush.token.is_some()) {
+            self.commit_change(port);
+        }
+        None
+    }
+
+    /// That number is used.
+    pub(super) fn use_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    /// Something is to end when a manifest with everything up to `target` is there; `None`: with what is gathered now.
+    pub(super) fn flush(&mut self, token: Option<Token>, target: Option<u64>, port: &mut Port) {
+        self.flushes.push_back(Flush {
+            token,
+            target,
+            changes: self.changes,
+            bytes: None,
+        });
+        port.again = true;
+    }
+
+    /// The size changes, after what [`Self::flush`] would be about.
+    pub(super) fn resize(
+        &mut self,
+        token: Token,
+        bytes: u64,
+        target: Option<u64>,
+        port: &mut Port,
+    ) {
+        self.bytes = bytes;
+        self.changes += 1;
+        self.flush(Some(token), target, port);
+        if let Some(flush) = self.flushes.back_mut() {
+            flush.bytes = Some(bytes);
+        }
+    }
+
+    /// Have something other than data committed.
+    pub(super) fn commit_change(&mut self, port: &mut Port) {
+        self.changes += 1;
+        self.flush(None, Some(self.committed), port);
+    }
+
+    /// Everything that was gathered is in objects up to a position.
+    pub(super) fn sealed(&mut self, last: u64) {
+        for flush in &mut self.flushes {
+            flush.target.get_or_insert(last);
+        }
+    }
+
+    /// End the flushes that somebody waits for with an error.
+    pub(super) fn fail_flushes(&mut self, error: IoError, actions: &mut Vec<Action>) {
+        self.flushes.retain_mut(|flush| match flush.token.take() {
+            Some(token) => {
+                end(token, Err(error), actions);
+                // A size that was taken on is committed all the same.
+                flush.bytes.is_some()
+            }
+            None => true,
+        });
+    }
+
+    /// Nothing is committed any more.
+    pub(super) fn clear(&mut self) {
+        self.flushes.clear();
+        self.under_way = None;
+    }
+
+    /// Put the next manifest, if there is one to be put.
+    pub(super) fn pump(&mut self, of: &State<'_>, cx: &mut Context<'_>) {
+        self.end_flushes(cx.actions);
+        if self.under_way.is_none()
+            && let Some(upto) = self.next(of)
+        {
+            self.under_way = self.prepare(upto, of, cx);
+        }
+        if cx.port.may_try()
+            && let Some(commit) = &mut self.under_way
             && commit.stage == Stage::Waiting
         {
             commit.stage = Stage::UnderWay;
             let name = Name::own(Kind::Manifest, commit.manifest.sequence);
             let data = vec![commit.data.clone()];
-            self.stats.puts_manifest += 1;
-            let token = self.issue(Purpose::PutManifest);
-            actions.push(Action::Put {
+            cx.port.stats.puts_manifest += 1;
+            let token = cx.port.issue(Purpose::PutManifest);
+            cx.actions.push(Action::Put {
                 token,
                 name,
                 data,
@@ -73,7 +276,7 @@ impl ObjectVolume {
     }
 
     /// End the flushes that the newest manifest fulfils.
-    fn end_flushes(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn end_flushes(&mut self, actions: &mut Vec<Action>) {
         let (committed, changes) = (self.committed, self.committed_changes);
         self.flushes.retain(|flush| {
             let there =
@@ -87,125 +290,100 @@ impl ObjectVolume {
 
     /// Position of the last object of a state that is worth a manifest, and may have one: that of the latest
     /// flush whose objects are all there.
-    fn next_commit(&self) -> Option<u64> {
-        let unput = self.batches.values().map(|batch| batch.position);
+    fn next(&self, of: &State<'_>) -> Option<u64> {
+        let unput = of.batches.values().map(|batch| batch.position);
         let first_unput = unput.min().unwrap_or(u64::MAX);
         let flushed = self.flushes.iter().filter_map(|flush| flush.target);
         let ready = flushed.filter(|&target| {
             target < first_unput
-                && (target <= self.committed || !self.must_wait_for_checkpoint(target))
+                && (target <= self.committed || !of.checkpoint.must_precede(target, of.tail))
         });
-        let adoptable = |upto: u64| self.adoptable(upto).is_some();
         match ready.max() {
             Some(upto) => Some(upto.max(self.committed)),
             // The same state again, with a shorter tail: the next flush would have done it without
             // another manifest, but writes may wait for it.
-            None => ((self.tail.len() >= OBJECT_TAIL_MAX || self.has_many_changes())
-                && adoptable(self.committed))
+            None => ((of.tail.is_full() || of.has_many_changes)
+                && of.checkpoint.adoptable(self.committed).is_some())
             .then_some(self.committed),
         }
     }
 
-    /// The map as it was stored last, if a manifest of this state may name it: more objects than it has room for would
-    /// make one that nobody can read.
-    fn adoptable(&self, upto: u64) -> Option<(u64, &[MapEntry], &[MapEntry])> {
-        match &self.checkpoint {
-            Checkpoint::Ready {
-                begin,
-                maps,
-                usages,
-            } if *begin <= upto
-                && maps.len() <= OBJECT_MAPS_MAX
-                && usages.len() <= OBJECT_USAGES_MAX =>
-            {
-                Some((*begin, maps, usages))
-            }
-            _ => None,
-        }
-    }
-
-    fn prepare_commit(&mut self, upto: u64) {
-        let (begin, maps, usages) = if let Some((begin, maps, usages)) = self.adoptable(upto) {
-            (Some(begin), maps.to_vec(), usages.to_vec())
-        } else {
-            let manifest = &self.manifest;
-            (None, manifest.maps.clone(), manifest.usages.clone())
+    /// A manifest of the state up to a position; `None` if there is no memory for it at present.
+    fn prepare(&self, upto: u64, of: &State<'_>, cx: &Context<'_>) -> Option<Commit> {
+        let newest = cx.manifest;
+        let (begin, maps, usages) = match of.checkpoint.adoptable(upto) {
+            Some((begin, maps, usages)) => (Some(begin), maps.to_vec(), usages.to_vec()),
+            None => (None, newest.maps.clone(), newest.usages.clone()),
         };
-        let tail = self.tail.iter().filter(|tail| {
-            tail.position <= upto && begin.is_none_or(|begin| tail.position > begin)
+        let tail = of.tail.iter().filter(|sealed| {
+            sealed.position <= upto && begin.is_none_or(|begin| sealed.position > begin)
         });
-        let tail = tail.map(|tail| tail.entry).collect();
+        let tail = tail.map(|sealed| sealed.entry).collect();
         let flushed = self.flushes.iter();
         let flushed = flushed.filter(|flush| flush.target.is_some_and(|target| target <= upto));
         let bytes = flushed.filter_map(|flush| flush.bytes).next_back();
         let manifest = Manifest {
             begins: false,
-            gone: self.gone,
-            nonce: self.config.nonce,
-            sequence: self.manifest.sequence + 1,
+            gone: of.gone,
+            nonce: self.nonce,
+            sequence: newest.sequence + 1,
             number_limit: (self.next_number + OBJECT_NUMBERS_AHEAD).min(OBJECT_NUMBER_MAX),
-            bytes: bytes.unwrap_or(self.manifest.bytes),
-            own_map: self.manifest.own_map || (begin.is_some() && self.own_first() > 0),
+            bytes: bytes.unwrap_or(newest.bytes),
+            own_map: newest.own_map || (begin.is_some() && newest.own_first() > 0),
             maps,
             usages,
             tail,
-            snapshots: self.snapshots.clone(),
-            ..self.manifest.clone()
+            snapshots: of.snapshots.to_vec(),
+            ..newest.clone()
         };
-        let Some(data) = self.encode(&manifest) else {
-            return;
-        };
-        self.commit = Some(Commit {
+        let data = cx.port.encode(&manifest)?;
+        Some(Commit {
             manifest,
             data,
             upto,
             changes: self.changes,
             adopts: begin.is_some(),
             stage: Stage::Waiting,
-        });
+        })
     }
 
-    /// The bytes of a manifest; `None` if there is no memory for them at present.
-    pub(super) fn encode(&self, manifest: &Manifest) -> Option<Buf> {
-        let mut data = self.control_pool.alloc(manifest.encoded_bytes())?;
-        manifest.write(&mut data);
-        Some(data.freeze())
-    }
-
-    pub(super) fn put_manifest_ended(
+    pub(super) fn put_ended(
         &mut self,
         result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) {
+        cx: &mut Context<'_>,
+    ) -> Outcome {
         match result {
-            Ok(_) => self.committed_now(actions),
-            Err(StoreError::Exists) => self.check_manifest(actions),
+            Ok(_) => Outcome::Committed,
+            Err(StoreError::Exists) => {
+                self.check(cx);
+                Outcome::Pending
+            }
             Err(error) => {
-                self.wait_with_commit();
-                self.fail_waiting(error.as_io(), actions);
+                self.wait();
+                Outcome::Failed(error.as_io())
             }
         }
     }
 
-    fn wait_with_commit(&mut self) {
-        if let Some(commit) = &mut self.commit {
+    fn wait(&mut self) {
+        if let Some(commit) = &mut self.under_way {
             commit.stage = Stage::Waiting;
         }
     }
 
     /// There is a manifest of that number: read it, to see whose it is.
-    fn check_manifest(&mut self, actions: &mut Vec<Action>) {
-        let Some(commit) = &self.commit else {
+    fn check(&mut self, cx: &mut Context<'_>) {
+        let Some(commit) = &self.under_way else {
             return;
         };
         let name = Name::own(Kind::Manifest, commit.manifest.sequence);
-        let Some(buf) = self.control_pool.alloc(commit.data.len()) else {
+        let Some(buf) = cx.port.control_pool.alloc(commit.data.len()) else {
             // The put will find it there again.
-            return self.wait_with_commit();
+            return self.wait();
         };
-        self.stats.gets += 1;
-        let token = self.issue(Purpose::CheckManifest);
-        actions.push(Action::Get {
+        cx.port.stats.gets += 1;
+        let token = cx.port.issue(Purpose::CheckManifest);
+        cx.actions.push(Action::Get {
             token,
             name,
             offset: 0,
@@ -214,102 +392,69 @@ impl ObjectVolume {
         });
     }
 
-    pub(super) fn check_manifest_ended(
+    pub(super) fn check_ended(
         &mut self,
         result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(commit) = &self.commit else {
-            return;
+        cx: &mut Context<'_>,
+    ) -> Outcome {
+        let Some(commit) = &self.under_way else {
+            return Outcome::Pending;
         };
         match result {
-            Ok(Stored::Read(buf)) if buf[..] == commit.data[..] => self.committed_now(actions),
-            Ok(Stored::Read(buf)) if Manifest::parse(&buf).is_ok() => self.fence(actions),
+            Ok(Stored::Read(buf)) if buf[..] == commit.data[..] => return Outcome::Committed,
+            Ok(Stored::Read(buf)) if Manifest::parse(&buf).is_ok() => return Outcome::Fenced,
             // Longer than ours, or damaged on the way.
-            Ok(_) => self.check_length(actions),
-            Err(StoreError::Short) => self.fence(actions),
-            Err(StoreError::NotFound) => self.wait_with_commit(),
+            Ok(_) => {
+                let sequence = cx.manifest.sequence;
+                (cx.port).list_manifests(Purpose::CheckLength, sequence, cx.actions);
+            }
+            Err(StoreError::Short) => return Outcome::Fenced,
+            Err(StoreError::NotFound) => self.wait(),
             Err(error) => {
-                self.wait_with_commit();
-                self.fail_waiting(error.as_io(), actions);
+                self.wait();
+                return Outcome::Failed(error.as_io());
             }
         }
-    }
-
-    fn check_length(&mut self, actions: &mut Vec<Action>) {
-        self.stats.lists += 1;
-        let token = self.issue(Purpose::CheckLength);
-        actions.push(Action::List {
-            token,
-            volume: 0,
-            prefix: Kind::Manifest.prefix(),
-            after: alloc::format!("{}", Name::own(Kind::Manifest, self.manifest.sequence)),
-        });
+        Outcome::Pending
     }
 
     /// A manifest of another length is not ours.
-    pub(super) fn check_length_ended(
+    pub(super) fn length_ended(
         &mut self,
         result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some(commit) = &self.commit else {
-            return;
+        port: &mut Port,
+    ) -> Outcome {
+        let Some(commit) = &self.under_way else {
+            return Outcome::Pending;
         };
         let (number, length) = (commit.manifest.sequence, commit.data.len() as u64);
         let Ok(Stored::Listed { objects, .. }) = result else {
-            self.wait_with_commit();
-            return self.back_off();
+            self.wait();
+            port.back_off();
+            return Outcome::Pending;
         };
         let name = Name::own(Kind::Manifest, number);
         let found = objects
             .iter()
             .find(|object| Name::parse(&object.name) == Some(name));
         if found.is_some_and(|object| object.bytes != length) {
-            return self.fence(actions);
+            return Outcome::Fenced;
         }
         // The put will find it there again, and it is read again.
-        self.wait_with_commit();
+        self.wait();
+        Outcome::Pending
     }
 
-    /// The manifest that was on its way is there.
-    fn committed_now(&mut self, actions: &mut Vec<Action>) {
-        let Some(commit) = self.commit.take() else {
-            return;
-        };
-        self.went_well();
-        self.again = true;
-        if !self.manifest.begins {
-            let before = Name::own(Kind::Manifest, self.manifest.sequence);
-            self.deletes.push_back(before);
-        }
-        self.manifest = commit.manifest;
+    /// The manifest that was on its way is there: it, and whether its map is the one that was stored last.
+    pub(super) fn take_committed(&mut self) -> Option<(Manifest, bool)> {
+        let commit = self.under_way.take()?;
         self.committed = commit.upto;
         self.committed_changes = commit.changes;
-        if commit.adopts {
-            self.adopt();
-        }
-        self.end_flushes(actions);
-        self.bury();
-        self.consider_collecting();
+        Some((commit.manifest, commit.adopts))
     }
 
-    /// Have the committed state committed again.
-    pub(super) fn recommit(&mut self) {
-        if self.flushes.iter().all(|flush| flush.token.is_some()) {
-            self.commit_change();
-        }
-    }
-
-    /// Have something other than data committed.
-    pub(super) fn commit_change(&mut self) {
-        self.changes += 1;
-        self.flushes.push_back(Flush {
-            token: None,
-            target: Some(self.committed),
-            changes: self.changes,
-            bytes: None,
-        });
-        self.again = true;
+    /// The newest manifest has everything up to this position in the pages of its map.
+    pub(super) fn adopt(&mut self, begin: u64) {
+        self.adopted = begin;
     }
 }

@@ -113,8 +113,6 @@ pub(super) struct DataObjects {
     live_blocks: u64,
     /// Objects without a live block, and the position after which they were.
     dead: BTreeMap<u64, u64>,
-    /// Gets under way, also of objects of the map, whose numbers are others.
-    readers: BTreeMap<u64, u32>,
 }
 
 impl DataObjects {
@@ -233,23 +231,6 @@ impl DataObjects {
     /// Objects from a number on without a live block, and the position after which they were.
     pub(super) fn dead(&self, first: u64) -> impl Iterator<Item = (u64, u64)> {
         self.dead.range(first..).map(|(&number, &by)| (number, by))
-    }
-
-    pub(super) fn begin_read(&mut self, number: u64) {
-        *self.readers.entry(number).or_insert(0) += 1;
-    }
-
-    pub(super) fn end_read(&mut self, number: u64) {
-        if let Some(readers) = self.readers.get_mut(&number) {
-            *readers -= 1;
-            if *readers == 0 {
-                self.readers.remove(&number);
-            }
-        }
-    }
-
-    pub(super) fn is_being_read(&self, number: u64) -> bool {
-        self.readers.contains_key(&number)
     }
 
     /// Bytes of all of them.

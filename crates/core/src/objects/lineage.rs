@@ -10,9 +10,11 @@
 
 use alloc::vec::Vec;
 
-use super::io::Name;
+use super::format::Manifest;
+use super::io::{Kind, Name};
 use super::map::Place;
 use super::map::changes::Changes;
+use super::snapshots::clone_number;
 use super::{Access, ObjectVolume};
 use crate::base::limits::BLOCK_BYTES;
 
@@ -27,11 +29,50 @@ pub struct Parent {
     pub reference: Name,
 }
 
+impl Manifest {
+    /// The ancestor that wrote the objects with a number, by its place among the ancestors; none: this volume did.
+    fn ancestor_of(&self, number: u64) -> Option<usize> {
+        let index = (self.ancestors).partition_point(|ancestor| ancestor.below <= number);
+        (index < self.ancestors.len()).then_some(index)
+    }
+
+    /// The name of an object, of this volume or of an ancestor.
+    pub(super) fn name(&self, kind: Kind, number: u64) -> Name {
+        let volume = self.ancestor_of(number).map_or(0, |index| index + 1);
+        Name {
+            volume: volume as u16,
+            kind,
+            number,
+        }
+    }
+
+    /// UUID of the volume that wrote the object with this number.
+    pub(super) fn writer(&self, number: u64) -> [u8; 16] {
+        let index = self.ancestor_of(number);
+        index.map_or(self.volume, |index| self.ancestors[index].volume)
+    }
+
+    /// Objects below this number are not this volume's own.
+    pub(super) fn own_first(&self) -> u64 {
+        self.ancestors.last().map_or(0, |last| last.below)
+    }
+
+    /// The reference of this volume, if it is a clone.
+    pub(super) fn reference_name(&self) -> Option<Name> {
+        let parent = self.ancestors.len();
+        (parent > 0).then(|| Name {
+            volume: parent as u16,
+            kind: Kind::Clone,
+            number: clone_number(&self.volume),
+        })
+    }
+}
+
 impl ObjectVolume {
     /// What it is a clone of, if it is one; known once it is open.
     pub fn parent(&self) -> Option<Parent> {
         let parent = self.manifest.ancestors.last()?;
-        let reference = self.reference_name()?;
+        let reference = self.manifest.reference_name()?;
         let snapshot = matches!(self.config.access, Access::Snapshot(_));
         (!snapshot).then(|| Parent {
             volume: parent.volume,
@@ -43,8 +84,11 @@ impl ObjectVolume {
     /// Runs of whole blocks, first and count, that are as when the clone began. Right only before it is
     /// asked for anything.
     pub fn inherited(&self, mut each: impl FnMut(u64, u64)) {
-        let (own_first, blocks) = (self.own_first(), self.bytes / BLOCK_BYTES as u64);
-        let page_blocks = self.map.page_blocks();
+        let (own_first, blocks) = (
+            self.manifest.own_first(),
+            self.commits.bytes() / BLOCK_BYTES as u64,
+        );
+        let page_blocks = self.store.map.page_blocks();
         if own_first == 0 {
             return;
         }
@@ -62,8 +106,8 @@ impl ObjectVolume {
         let is_kept = |place: Place| place.number() < own_first;
         let mut page = 0;
         loop {
-            let stored = self.map.directory.next(page);
-            let newer = [&self.map.frozen, &self.map.fresh].into_iter();
+            let stored = self.store.map.directory.next(page);
+            let newer = [&self.store.map.frozen, &self.store.map.fresh].into_iter();
             let newer = newer.filter_map(|changes| changes.next(page * page_blocks));
             let newer = newer.map(|block| block / page_blocks);
             let next = stored.into_iter().chain(newer).min();
@@ -76,12 +120,12 @@ impl ObjectVolume {
             if first >= blocks {
                 return;
             }
-            let entry = self.map.directory.get(page);
+            let entry = self.store.map.directory.get(page);
             // What the page says from a block on up to another one.
             let mut page_says = |from: u64, to: u64| match entry {
-                Some(entry) if self.is_of_ancestor(entry) => run(from, to),
+                Some(entry) if self.store.is_of_ancestor(entry, own_first) => run(from, to),
                 Some(entry) => {
-                    let content = self.map.cache.get(page, entry);
+                    let content = self.store.map.cache.get(page, entry);
                     let runs = content.map_or(&[][..], |content| content.runs()).iter();
                     for kept in runs.filter(|run| is_kept(run.place())) {
                         let kept_first = first + u64::from(kept.first);
@@ -93,7 +137,7 @@ impl ObjectVolume {
                 None => run(from, to),
             };
             let mut changes = Changes::default();
-            for newer in [&self.map.frozen, &self.map.fresh] {
+            for newer in [&self.store.map.frozen, &self.store.map.fresh] {
                 for (block, count, place) in newer.range(first, end) {
                     changes.set(block, count, place);
                 }

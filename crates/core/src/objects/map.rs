@@ -230,11 +230,13 @@ pub struct Map {
     pub directory: Directory,
     /// Pages that were used lately.
     pub cache: PageCache,
+    /// Changes that wait to be merged, at which writes wait.
+    changes_max: usize,
 }
 
 impl Map {
-    /// An empty map whose cache has so much memory and never fewer than so many pages.
-    pub fn new(cache_bytes: usize, cache_pages_min: usize) -> Self {
+    /// An empty map whose cache has so much memory and never fewer than so many pages, and which takes so many changes.
+    pub fn new(cache_bytes: usize, cache_pages_min: usize, changes_max: usize) -> Self {
         Self {
             page_blocks: u64::from(OBJECT_PAGE_BLOCKS_MAX),
             fresh: Changes::default(),
@@ -242,6 +244,7 @@ impl Map {
             merged: VecDeque::new(),
             directory: Directory::default(),
             cache: PageCache::new(cache_bytes, cache_pages_min),
+            changes_max,
         }
     }
 
@@ -289,6 +292,21 @@ impl Map {
     /// Whether it is known without reading anything that `count` blocks from `block` are nowhere.
     pub fn is_clear(&self, block: u64, count: u64) -> bool {
         self.find(block, count) == Found::Here(None, count)
+    }
+
+    /// Whether there are so many changes that they should be merged, however large the map is.
+    pub fn has_many_changes(&self) -> bool {
+        self.fresh.len() >= self.changes_max / 2
+    }
+
+    /// Whether there are so many changes that writes have to wait.
+    pub fn has_too_many_changes(&self) -> bool {
+        self.fresh.len() + self.frozen.len() >= self.changes_max
+    }
+
+    /// Whether copies leave clients enough of the changes that there may be.
+    pub fn has_room_for_copies(&self) -> bool {
+        self.fresh.len() + self.frozen.len() < self.changes_max.div_ceil(2)
     }
 
     /// The pages have what was frozen.
@@ -407,7 +425,7 @@ mod tests {
 
     #[test]
     fn map_finds_the_newest_first_and_asks_for_pages() {
-        let mut map = Map::new(1 << 20, 4);
+        let mut map = Map::new(1 << 20, 4, 1000);
         map.set_page_blocks(64);
         let entry = Entry::new(3, 0, 128);
         map.directory.set(2, Some(entry));

@@ -41,39 +41,45 @@
 //! wait for it end with its error. A failed get ends its read with the error.
 
 mod batch;
+mod block_store;
 mod checkpoint;
 mod collect;
 mod commit;
 mod data;
+mod deletions;
 pub mod format;
 pub mod frames;
+mod gets;
+mod inventory;
 pub mod io;
 mod lineage;
 pub mod map;
 mod maps;
 mod open;
 mod pages;
+mod port;
 mod read;
 pub mod references;
 mod snapshots;
+mod tail;
 mod turns;
 mod write;
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use batch::{Batch, Gathering};
-use data::DataObjects;
-use format::{Manifest, Snapshot, TailEntry};
-use frames::FrameCache;
+use block_store::BlockStore;
+use commit::{Commits, Outcome};
+use deletions::Deletions;
+use format::{Manifest, Snapshot};
 use io::{Action, Ask, Event, Kind, Name, Phase, SnapshotName, StoreError, Stored};
 pub use lineage::Parent;
-use map::Map;
-use maps::MapObjects;
+use port::{Context, Port, Purpose, TURN_PAGES_MAX};
 use snapshots::What;
-use turns::Turns;
+use tail::Tail;
 
 use crate::base::buf::Pool;
 use crate::base::codec::Method;
@@ -81,16 +87,9 @@ use crate::base::error::IoError;
 use crate::base::io::{Completion, Done, Nanos, Token};
 use crate::base::limits::{
     BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX, OBJECT_BATCH_BLOCKS_MIN, OBJECT_CHANGES_MAX,
-    OBJECT_CONTROL_BYTES, OBJECT_PAGE_BLOCKS_MAX, OBJECT_READ_MEMORY_BYTES_MIN,
+    OBJECT_PAGE_BLOCKS_MAX, OBJECT_READ_MEMORY_BYTES_MIN,
 };
 
-/// First and longest pause after a failure of the store.
-const PAUSE_MIN: Nanos = Nanos::from_millis(100);
-const PAUSE_MAX: Nanos = Nanos::from_millis(5000);
-/// Deletes under way at most: they are never urgent.
-const DELETES_IN_FLIGHT_MAX: usize = 4;
-/// Pages of the map that one turn merges; looking for some costs as much as so many.
-const TURN_PAGES_MAX: usize = 64;
 /// Changes that zeroes take out of the map in about the time of a merged page, and those of one turn, and of one object.
 const COVERED_PER_PAGE: usize = 64;
 const COVERED_MAX: usize = TURN_PAGES_MAX * COVERED_PER_PAGE;
@@ -221,105 +220,25 @@ pub struct Stats {
     pub epoch: u64,
 }
 
-/// A data object that was sealed since the map was stored.
-#[derive(Debug)]
-struct Tail {
-    entry: TailEntry,
-    /// Its place in the order of sealed objects.
-    position: u64,
-    /// Whether it has anything that was asked for from above.
-    user: bool,
-}
-
-/// Something that ends when a manifest with all before it is there.
-#[derive(Debug)]
-struct Flush {
-    /// Nobody waits for an internal one.
-    token: Option<Token>,
-    /// Position of the last object that it is about; not known before what is gathered is sealed.
-    target: Option<u64>,
-    /// Changes other than of data that it is about.
-    changes: u64,
-    /// The size that the volume has from there on, if that changes.
-    bytes: Option<u64>,
-}
-
-/// Why something was asked of the store.
-#[derive(Debug)]
-enum Purpose {
-    Open(open::Part),
-    PutData(u64),
-    PutMap,
-    PutManifest,
-    CheckManifest,
-    CheckLength,
-    Probe,
-    Snapshots(snapshots::Part),
-    Read {
-        request: u64,
-        fetch: read::Fetch,
-    },
-    Fill {
-        block: u64,
-        fetch: read::Fetch,
-    },
-    Copy(collect::Copy),
-    /// Which blocks a data object held.
-    Table(u64),
-    /// Pages of the map that somebody waits for, and such that are merged.
-    Page(checkpoint::PageGet),
-    Merge(checkpoint::PageGet),
-    Frames(u64),
-    Scan,
-    Delete(Name),
-}
-
 /// A volume over an object store.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 pub struct ObjectVolume {
     config: Config,
     phase: Phase,
-    stats: Stats,
+    port: Port,
     write_pool: Rc<Pool>,
-    read_pool: Rc<Pool>,
-    control_pool: Rc<Pool>,
     opening: open::Opening,
     /// The newest manifest of ours.
     manifest: Manifest,
-    /// Position of the last object of its state.
-    committed: u64,
-    /// And of the last one that is in the pages of its map.
-    adopted: u64,
-    /// Changes other than of data that it has, and that there are.
-    committed_changes: u64,
-    changes: u64,
-    bytes: u64,
-    map: Map,
-    objects: DataObjects,
-    map_objects: MapObjects,
-    /// Usage tables that are there, or on their way.
-    usages: BTreeSet<u64>,
-    /// Objects of the map and usage tables that nothing but a snapshot or a clone may need.
-    dropped_maps: BTreeSet<u64>,
-    tail: VecDeque<Tail>,
-    tail_bytes: u64,
-    tail_runs: usize,
-    /// Position of the last object that was sealed.
-    last_sealed: u64,
-    next_number: u64,
+    commits: Commits,
+    store: BlockStore,
+    tail: Tail,
     gathering: Gathering,
     /// How what is sealed from now on is compressed.
     compression: Option<Method>,
-    frames: FrameCache,
-    /// Gets that wait for the frames of an object to be known, and those that did.
-    waiting: BTreeMap<u64, Vec<read::Waiting>>,
-    ready: Vec<Action>,
     seal_wanted: bool,
     batches: BTreeMap<u64, Batch>,
     puts_in_flight: usize,
-    gets_in_flight: usize,
-    turns: Turns,
     /// Requests that came before the volume was open.
     early: VecDeque<(Token, Ask)>,
     writes: BTreeMap<u64, write::Write>,
@@ -330,11 +249,7 @@ pub struct ObjectVolume {
     reads: BTreeMap<u64, read::Read>,
     /// Questions for extents; they are in the queue of reads.
     surveys: BTreeMap<u64, read::Survey>,
-    /// Who waits for which page of the map.
-    page_waiters: BTreeMap<u64, Vec<pages::Waiter>>,
     read_queue: VecDeque<u64>,
-    flushes: VecDeque<Flush>,
-    commit: Option<commit::Commit>,
     checkpoint: checkpoint::Checkpoint,
     lap: collect::Lap,
     collect: collect::Collect,
@@ -347,38 +262,9 @@ pub struct ObjectVolume {
     /// Whether it is given up, from the next manifest on.
     gone: bool,
     clone_pin: u64,
-    /// Names to remove, and how many are being removed.
-    deletes: VecDeque<Name>,
-    deletes_in_flight: usize,
-    probing: bool,
-    in_flight: BTreeMap<u64, Purpose>,
-    next_id: u64,
-    retry_at: Option<Nanos>,
-    pause: Nanos,
-    now: Nanos,
-    /// Something changed that the rest of the machine has to see.
-    again: bool,
-    turn: Turn,
-}
-
-/// What may still be done in this turn of what is done in bounded pieces.
-#[derive(Debug, Default)]
-struct Turn {
-    pages_left: usize,
-    /// There is more for the next one.
-    has_more: bool,
+    deletions: Deletions,
     /// What is copied forward waits for a get of a page.
     copy_waits: bool,
-}
-
-impl Turn {
-    fn is_spent(&self) -> bool {
-        self.pages_left == 0
-    }
-
-    fn spend(&mut self, pages: usize) {
-        self.pages_left = self.pages_left.saturating_sub(pages);
-    }
 }
 
 impl ObjectVolume {
@@ -403,37 +289,18 @@ impl ObjectVolume {
         Self {
             config,
             phase: Phase::Opening,
-            stats: Stats::default(),
+            port: Port::new(!matches!(config.access, Access::Snapshot(_))),
             write_pool: Pool::new(config.write_memory_bytes),
-            read_pool: Pool::new(config.read_memory_bytes),
-            control_pool: Pool::new(OBJECT_CONTROL_BYTES),
             opening: open::Opening::default(),
             manifest: Manifest::default(),
-            committed: 0,
-            adopted: 0,
-            committed_changes: 0,
-            changes: 0,
-            bytes: 0,
-            map: Map::new(config.map_cache_bytes, config.gets_in_flight_max + 8),
-            objects: DataObjects::default(),
-            map_objects: MapObjects::default(),
-            usages: BTreeSet::new(),
-            dropped_maps: BTreeSet::new(),
-            tail: VecDeque::new(),
-            tail_bytes: 0,
-            tail_runs: 0,
-            last_sealed: 0,
-            next_number: 0,
+            commits: Commits::new(config.nonce),
+            store: BlockStore::new(&config),
+            tail: Tail::new(config.changes_max),
             gathering,
             compression: None,
-            frames: FrameCache::default(),
-            waiting: BTreeMap::new(),
-            ready: Vec::new(),
             seal_wanted: false,
             batches: BTreeMap::new(),
             puts_in_flight: 0,
-            gets_in_flight: 0,
-            turns: Turns::default(),
             early: VecDeque::new(),
             writes: BTreeMap::new(),
             write_queue: VecDeque::new(),
@@ -441,10 +308,7 @@ impl ObjectVolume {
             whole_writers: Vec::new(),
             reads: BTreeMap::new(),
             surveys: BTreeMap::new(),
-            page_waiters: BTreeMap::new(),
             read_queue: VecDeque::new(),
-            flushes: VecDeque::new(),
-            commit: None,
             checkpoint: checkpoint::Checkpoint::Idle,
             lap: collect::Lap::default(),
             collect: collect::Collect::Idle,
@@ -455,16 +319,8 @@ impl ObjectVolume {
             snapshot_stage: snapshots::Stage::Idle,
             gone: false,
             clone_pin: 0,
-            deletes: VecDeque::new(),
-            deletes_in_flight: 0,
-            probing: false,
-            in_flight: BTreeMap::new(),
-            next_id: 0,
-            retry_at: None,
-            pause: PAUSE_MIN,
-            now: Nanos::default(),
-            again: false,
-            turn: Turn::default(),
+            deletions: Deletions::default(),
+            copy_waits: false,
         }
     }
 
@@ -488,7 +344,7 @@ impl ObjectVolume {
 
     /// Take an event.
     pub fn step(&mut self, now: Nanos, event: Event, actions: &mut Vec<Action>) {
-        self.now = now;
+        self.port.now = now;
         match event {
             Event::Submit { token, ask } => self.submit(token, ask, actions),
             Event::Stored { token, result } => self.stored(token, result, actions),
@@ -499,24 +355,17 @@ impl ObjectVolume {
     /// Go on with what is due. Call it once at first, after every batch of events, and when
     /// [`Self::next_wakeup`] has come.
     pub fn poll(&mut self, now: Nanos, actions: &mut Vec<Action>) {
-        self.now = now;
-        if self.retry_at.is_some_and(|at| now >= at) {
-            self.retry_at = None;
-        }
-        self.turn = Turn {
-            pages_left: TURN_PAGES_MAX,
-            ..Turn::default()
-        };
-        self.turn.has_more = self.map.forget_merged(FORGOTTEN_MAX);
+        let has_more = self.store.map.forget_merged(FORGOTTEN_MAX);
+        self.port.begin_turn(now, has_more);
         loop {
             let before = actions.len();
-            self.again = false;
+            self.port.again = false;
             match self.phase {
                 Phase::Opening => self.pump_open(actions),
                 Phase::Open => self.pump(actions),
                 Phase::Failed(_) | Phase::Fenced => {}
             }
-            if actions.len() == before && !self.again {
+            if actions.len() == before && !self.port.again {
                 break;
             }
         }
@@ -532,20 +381,20 @@ impl ObjectVolume {
         self.pump_writes(actions);
         self.pump_fills(actions);
         self.pump_puts(actions);
-        self.pump_commit(actions);
+        self.pump_commits(actions);
         self.pump_snapshots(actions);
         self.pump_checkpoint(actions);
         self.pump_collect(actions);
         self.pump_scan(actions);
-        self.pump_deletes(actions);
+        self.deletions.pump(&mut self.port, actions);
     }
 
     /// When [`Self::poll`] is due, if nothing else happens.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if self.turn.has_more && self.phase == Phase::Open {
-            return Some(self.now);
+        if self.port.turn.has_more && self.phase == Phase::Open {
+            return Some(self.port.now);
         }
-        self.retry_at
+        (self.port.retry_at())
             .into_iter()
             .chain(self.checkpoint.retry_at())
             .min()
@@ -553,7 +402,7 @@ impl ObjectVolume {
 
     /// Size in bytes; known once it is open.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.commits.bytes()
     }
 
     /// UUID of the volume; known once it is open.
@@ -567,39 +416,40 @@ impl ObjectVolume {
             && self.writes.is_empty()
             && self.reads.is_empty()
             && self.surveys.is_empty()
-            && self.flushes.iter().all(|flush| flush.token.is_none())
+            && self.commits.is_idle()
             && self.snapshot_requests.is_empty()
     }
 
     /// Whether nothing at all is under way.
     pub fn is_at_rest(&self) -> bool {
         self.is_idle()
-            && self.in_flight.is_empty()
-            && self.retry_at.is_none()
-            && !self.turn.has_more
+            && self.port.under_way().len() == 0
+            && self.port.may_try()
+            && !self.port.turn.has_more
     }
 
     /// What it has done and holds.
     pub fn stats(&self) -> Stats {
         Stats {
-            live_blocks: self.objects.live_blocks(),
-            stored_bytes: self.objects.stored_bytes(),
-            map_memory_bytes: (self.map.memory_bytes()
-                + self.frames.memory_bytes()
-                + self.map_objects.memory_bytes()
-                + self.objects.memory_bytes()) as u64,
+            live_blocks: self.store.inventory.data.live_blocks(),
+            stored_bytes: self.store.inventory.data.stored_bytes(),
+            map_memory_bytes: self.store.memory_bytes() as u64,
             sequence: self.manifest.sequence,
             epoch: self.manifest.epoch,
-            ..self.stats
+            ..self.port.stats
         }
     }
 
     /// Bytes of the memory that the configuration bounds, in use now.
     pub fn memory_bytes(&self) -> usize {
-        [&self.write_pool, &self.read_pool, &self.control_pool]
-            .iter()
-            .map(|pool| pool.total_bytes() - pool.free_bytes())
-            .sum()
+        [
+            &self.write_pool,
+            self.store.gets.pool(),
+            &self.port.control_pool,
+        ]
+        .iter()
+        .map(|pool| pool.total_bytes() - pool.free_bytes())
+        .sum()
     }
 
     /// The place of an ancestor: what stands before the names of its objects. `number` is that of a
@@ -629,7 +479,7 @@ impl ObjectVolume {
 
     /// Blocks of the volume; the last one may be cut.
     fn blocks(&self) -> u64 {
-        self.bytes.div_ceil(BLOCK_BYTES as u64)
+        self.commits.bytes().div_ceil(BLOCK_BYTES as u64)
     }
 
     fn submit(&mut self, token: Token, ask: Ask, actions: &mut Vec<Action>) {
@@ -675,22 +525,36 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let purpose = self.in_flight.remove(&token.0);
-        let purpose = purpose.expect("the store ends an action once");
+        let purpose = self.port.ended(token);
         if matches!(self.phase, Phase::Failed(_) | Phase::Fenced) {
             return;
         }
         if let Err(StoreError::Io(IoError::Fenced)) = result {
             return self.fence(actions);
         }
-        self.stats.failures += u64::from(matches!(result, Err(StoreError::Io(_))));
+        self.port.stats.failures += u64::from(matches!(result, Err(StoreError::Io(_))));
         match purpose {
             Purpose::Open(part) => self.opened(part, result, actions),
             Purpose::PutData(number) => self.put_data_ended(number, result, actions),
             Purpose::PutMap => self.put_map_ended(result, actions),
-            Purpose::PutManifest => self.put_manifest_ended(result, actions),
-            Purpose::CheckManifest => self.check_manifest_ended(result, actions),
-            Purpose::CheckLength => self.check_length_ended(result, actions),
+            Purpose::PutManifest => {
+                let outcome = self.commits.put_ended(
+                    result,
+                    &mut Context::new(&mut self.port, &self.manifest, actions),
+                );
+                self.commit_went_on(outcome, actions);
+            }
+            Purpose::CheckManifest => {
+                let outcome = self.commits.check_ended(
+                    result,
+                    &mut Context::new(&mut self.port, &self.manifest, actions),
+                );
+                self.commit_went_on(outcome, actions);
+            }
+            Purpose::CheckLength => {
+                let outcome = self.commits.length_ended(result, &mut self.port);
+                self.commit_went_on(outcome, actions);
+            }
             Purpose::Probe => self.probed(result, actions),
             Purpose::Snapshots(part) => self.snapshots_ended(part, result, actions),
             Purpose::Read { request, fetch } => self.read_ended(request, fetch, result, actions),
@@ -701,53 +565,71 @@ impl ObjectVolume {
             Purpose::Table(number) => self.victim_ended(number, result, actions),
             Purpose::Page(get) => self.page_ended(&get, result, actions),
             Purpose::Merge(get) => self.merge_ended(&get, result, actions),
-            Purpose::Frames(number) => self.frames_ended(number, result, actions),
+            Purpose::Frames(number) => {
+                let cx = &mut Context::new(&mut self.port, &self.manifest, actions);
+                if let Err((error, ended)) = self.store.frames_ended(number, result, cx) {
+                    for waiting in ended {
+                        self.stored(waiting.token, Err(error), actions);
+                    }
+                }
+            }
             Purpose::Scan => self.scanned(result),
-            Purpose::Delete(name) => self.delete_ended(name, result),
+            Purpose::Delete(name) => self.deletions.ended(name, result, &mut self.port),
         }
     }
 
-    fn issue(&mut self, purpose: Purpose) -> Token {
-        self.next_id += 1;
-        self.in_flight.insert(self.next_id, purpose);
-        Token(self.next_id)
+    fn pump_commits(&mut self, actions: &mut Vec<Action>) {
+        let state = commit::State {
+            batches: &self.batches,
+            tail: &self.tail,
+            checkpoint: &self.checkpoint,
+            snapshots: &self.snapshots,
+            gone: self.gone,
+            has_many_changes: self.store.map.has_many_changes(),
+        };
+        let cx = &mut Context::new(&mut self.port, &self.manifest, actions);
+        self.commits.pump(&state, cx);
     }
 
-    /// A put or a piece of housekeeping failed: pause before the next attempt.
-    fn back_off(&mut self) {
-        if self.retry_at.is_none() {
-            self.retry_at = Some(self.now.plus(self.pause));
-            self.pause = Nanos(self.pause.0 * 2).min(PAUSE_MAX);
+    fn commit_went_on(&mut self, outcome: Outcome, actions: &mut Vec<Action>) {
+        match outcome {
+            Outcome::Pending => {}
+            Outcome::Committed => self.committed(actions),
+            Outcome::Fenced => self.fence(actions),
+            Outcome::Failed(error) => self.fail_waiting(error, actions),
         }
     }
 
-    /// Whether what failed may be tried again.
-    fn may_try(&self) -> bool {
-        self.retry_at.is_none()
-    }
-
-    /// The store works.
-    fn went_well(&mut self) {
-        self.pause = PAUSE_MIN;
+    /// The manifest that was on its way is there.
+    fn committed(&mut self, actions: &mut Vec<Action>) {
+        let Some((manifest, adopts)) = self.commits.take_committed() else {
+            return;
+        };
+        self.port.went_well();
+        self.port.again = true;
+        if !self.manifest.begins {
+            let before = Name::own(Kind::Manifest, self.manifest.sequence);
+            self.deletions.push(before);
+        }
+        self.manifest = manifest;
+        if adopts {
+            self.adopt();
+        }
+        self.commits.end_flushes(actions);
+        self.bury();
+        self.consider_collecting();
     }
 
     /// End what waits for the store with its error. What was completed stays, and goes on.
     fn fail_waiting(&mut self, error: IoError, actions: &mut Vec<Action>) {
-        self.back_off();
+        self.port.back_off();
         self.snapshot_failed(error, actions);
         self.end_waiting(error, actions);
     }
 
     /// End flushes, and writes that were not begun, with an error.
     fn end_waiting(&mut self, error: IoError, actions: &mut Vec<Action>) {
-        self.flushes.retain_mut(|flush| match flush.token.take() {
-            Some(token) => {
-                end(token, Err(error), actions);
-                // A size that was taken on is committed all the same.
-                flush.bytes.is_some()
-            }
-            None => true,
-        });
+        self.commits.fail_flushes(error, actions);
         for id in core::mem::take(&mut self.write_queue) {
             if let Some(write) = self.writes.remove(&id) {
                 end(write.token, Err(error), actions);
@@ -764,7 +646,7 @@ impl ObjectVolume {
     /// End every request, for good.
     fn end_all(&mut self, error: IoError, actions: &mut Vec<Action>) {
         self.fail_waiting(error, actions);
-        self.retry_at = None;
+        self.port.stop_trying();
         for (_, write) in core::mem::take(&mut self.writes) {
             end(write.token, Err(error), actions);
         }
@@ -784,43 +666,24 @@ impl ObjectVolume {
         for (token, ask) in core::mem::take(&mut self.early) {
             refuse(token, &ask, error, actions);
         }
-        self.flushes.clear();
-        self.end_waiting_gets();
+        self.store.forget_waiting(&mut self.port);
         self.read_queue.clear();
-        self.page_waiters.clear();
         self.fill_queue.clear();
         self.gathering.clear();
         self.batches.clear();
-        self.commit = None;
+        self.commits.clear();
         self.checkpoint = checkpoint::Checkpoint::Idle;
         self.collect = collect::Collect::Idle;
         self.victims.clear();
-        self.deletes.clear();
-    }
-
-    /// An object that must be there is not: damage, or somebody else is the owner. Look.
-    fn probe(&mut self, actions: &mut Vec<Action>) {
-        if self.probing || self.is_read_only() {
-            return;
-        }
-        self.probing = true;
-        let token = self.issue(Purpose::Probe);
-        self.stats.lists += 1;
-        actions.push(Action::List {
-            token,
-            volume: 0,
-            prefix: Kind::Manifest.prefix(),
-            // What is being committed may be there already, and is ours.
-            after: alloc::format!("{}", Name::own(Kind::Manifest, self.manifest.sequence)),
-        });
+        self.deletions.clear();
     }
 
     fn probed(&mut self, result: Result<Stored, StoreError>, actions: &mut Vec<Action>) {
-        self.probing = false;
+        self.port.probe_ended();
         let Ok(Stored::Listed { objects, .. }) = result else {
             return;
         };
-        let mine = u64::from(self.commit.is_some()) + self.manifest.sequence;
+        let mine = u64::from(self.commits.is_under_way()) + self.manifest.sequence;
         let beyond = objects
             .iter()
             .filter_map(|object| Name::parse(&object.name))
@@ -830,34 +693,9 @@ impl ObjectVolume {
         }
     }
 
-    /// The name of an object, of this volume or of an ancestor.
-    fn name(&self, kind: Kind, number: u64) -> Name {
-        let ancestors = &self.manifest.ancestors;
-        let index = ancestors.partition_point(|ancestor| ancestor.below <= number);
-        let volume = if index < ancestors.len() {
-            index + 1
-        } else {
-            0
-        };
-        Name {
-            volume: volume as u16,
-            kind,
-            number,
-        }
-    }
-
     /// UUID of the volume that wrote the object with this number.
     pub fn writer(&self, number: u64) -> [u8; 16] {
-        let ancestors = &self.manifest.ancestors;
-        let index = ancestors.partition_point(|ancestor| ancestor.below <= number);
-        ancestors
-            .get(index)
-            .map_or(self.manifest.volume, |ancestor| ancestor.volume)
-    }
-
-    /// Objects below this number are not this volume's own.
-    fn own_first(&self) -> u64 {
-        self.manifest.ancestors.last().map_or(0, |last| last.below)
+        self.manifest.writer(number)
     }
 
     /// Objects below this number stay, whatever the present state needs.
@@ -870,37 +708,39 @@ impl ObjectVolume {
             .max()
             .unwrap_or(0)
             .max(self.clone_pin)
-            .max(self.own_first())
+            .max(self.manifest.own_first())
             .max(self.snapshot_stage.pin())
     }
 
     /// What holds between any two steps. The costly part is for builds with assertions.
     fn check_invariants(&self) {
         assert!(
-            self.committed <= self.last_sealed,
+            self.commits.committed() <= self.tail.last(),
             "only what is sealed is committed"
         );
         assert!(self.puts_in_flight <= self.config.puts_in_flight_max);
-        assert!(self.gets_in_flight <= self.config.gets_in_flight_max);
+        self.store.gets.check_invariants();
         if cfg!(debug_assertions) {
             self.gathering.check_invariants();
-            let runs = self.tail.iter().map(|tail| tail.entry.runs as usize);
-            debug_assert_eq!(runs.sum::<usize>(), self.tail_runs, "runs are counted");
+            self.tail.check_invariants();
         }
     }
 
     /// Compare the map with what is counted beside it. Costs the directory and all objects; for tests.
     pub fn check_map(&self) {
-        self.map.check_invariants();
-        self.objects.check_invariants();
-        self.map_objects.check_invariants(&self.map.directory);
+        self.store.check_map();
     }
 
     /// Blocks that the pages of the map have in each data object, if these are the pages that the newest manifest
     /// names; for tests.
     pub fn usage(&self) -> Option<Vec<(u64, u32)>> {
         let is_idle = matches!(self.checkpoint, checkpoint::Checkpoint::Idle);
-        let live = self.objects.range(0).filter(|(_, object)| object.live > 0);
+        let live = self
+            .store
+            .inventory
+            .data
+            .range(0)
+            .filter(|(_, object)| object.live > 0);
         is_idle.then(|| {
             live.map(|(number, object)| (number, object.live.into()))
                 .collect()

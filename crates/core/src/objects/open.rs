@@ -35,8 +35,9 @@ use super::io::{
     Stored,
 };
 use super::map::directory::Entry;
+use super::port::Purpose;
 use super::snapshots::clone_number;
-use super::{Access, ObjectVolume, Purpose};
+use super::{Access, ObjectVolume};
 use crate::base::buf::{Buf, BufMut};
 use crate::base::error::{FormatError, IoError};
 use crate::base::limits::{
@@ -205,7 +206,7 @@ const fn listing(volume: u16) -> Stage {
 
 impl ObjectVolume {
     pub(super) fn pump_open(&mut self, actions: &mut Vec<Action>) {
-        if !self.may_try() {
+        if !self.port.may_try() {
             return;
         }
         if let Stage::Loading(_) = self.opening.stage {
@@ -224,9 +225,9 @@ impl ObjectVolume {
     /// What the stage asks for; `None` if there is no memory for it at present.
     fn ask(&mut self) -> Option<Action> {
         let list = |this: &mut Self, volume, prefix, after: String| {
-            this.stats.lists += 1;
+            this.port.stats.lists += 1;
             Action::List {
-                token: this.issue(Purpose::Open(Part::Stage)),
+                token: this.port.issue(Purpose::Open(Part::Stage)),
                 volume,
                 prefix,
                 after,
@@ -255,9 +256,9 @@ impl ObjectVolume {
             }
             Stage::Referring => self.put_reference()?,
             Stage::Releasing => {
-                let name = self.reference_name()?;
-                self.stats.deletes += 1;
-                let token = self.issue(Purpose::Open(Part::Stage));
+                let name = self.manifest.reference_name()?;
+                self.port.stats.deletes += 1;
+                let token = self.port.issue(Purpose::Open(Part::Stage));
                 Action::Delete { token, name }
             }
             Stage::TakingOver {
@@ -271,13 +272,13 @@ impl ObjectVolume {
             }
             Stage::TakingOver { manifest, .. } => {
                 let name = Name::own(Kind::Manifest, manifest.sequence);
-                let bytes = self.encode(manifest)?;
+                let bytes = self.port.encode(manifest)?;
                 if let Stage::TakingOver { data, .. } = &mut self.opening.stage {
                     *data = Some(bytes.clone());
                 }
-                self.stats.puts_manifest += 1;
+                self.port.stats.puts_manifest += 1;
                 Action::Put {
-                    token: self.issue(Purpose::Open(Part::Stage)),
+                    token: self.port.issue(Purpose::Open(Part::Stage)),
                     name,
                     data: vec![bytes],
                     slot_bytes: 0,
@@ -293,10 +294,10 @@ impl ObjectVolume {
     }
 
     fn get(&mut self, name: Name, offset: u64, bytes: usize, part: Part) -> Option<Action> {
-        let buf = self.read_pool.alloc(bytes)?;
-        self.stats.gets += 1;
+        let buf = self.store.gets.pool().alloc(bytes)?;
+        self.port.stats.gets += 1;
         Some(Action::Get {
-            token: self.issue(Purpose::Open(part)),
+            token: self.port.issue(Purpose::Open(part)),
             name,
             offset,
             slots: false,
@@ -315,11 +316,11 @@ impl ObjectVolume {
             location: self.opening.own.clone(),
         };
         let parent = cloning.parent;
-        let mut buf = self.control_pool.alloc(reference.encoded_bytes())?;
+        let mut buf = self.port.control_pool.alloc(reference.encoded_bytes())?;
         reference.write(parent, &mut buf);
-        self.stats.puts_other += 1;
+        self.port.stats.puts_other += 1;
         Some(Action::Put {
-            token: self.issue(Purpose::Open(Part::Stage)),
+            token: self.port.issue(Purpose::Open(Part::Stage)),
             name: Name {
                 volume: 1,
                 kind: Kind::Clone,
@@ -349,12 +350,12 @@ impl ObjectVolume {
         match outcome {
             Ok(()) => {
                 self.opening.failures = 0;
-                self.again = true;
+                self.port.again = true;
             }
             Err(OpenError::Io(error)) if self.opening.failures < FAILURES_MAX => {
                 let _ = error;
                 self.opening.failures += 1;
-                self.back_off();
+                self.port.back_off();
             }
             Err(error) => self.fail_open(error, actions),
         }
@@ -595,7 +596,7 @@ impl ObjectVolume {
         }
         if manifest.gone {
             self.manifest = manifest;
-            return match self.reference_name() {
+            return match self.manifest.reference_name() {
                 Some(_) => Ok(Stage::Releasing),
                 None => Err(OpenError::Gone),
             };
@@ -720,11 +721,13 @@ impl ObjectVolume {
 
     /// The volume is ours: load what it names.
     fn taken_over(&mut self, manifest: Manifest) -> Stage {
-        self.map.set_page_blocks(manifest.page_blocks);
+        self.store.map.set_page_blocks(manifest.page_blocks);
         let maps = manifest.maps.iter();
-        let slots = maps.map(|&map| self.map_objects.insert(map)).collect();
+        let slots = maps
+            .map(|&map| self.store.inventory.maps.insert(map))
+            .collect();
         let usages = manifest.usages.iter().map(|usage| usage.number);
-        self.usages.extend(usages);
+        usages.for_each(|usage| self.store.inventory.insert_usage(usage));
         let loading = Loading {
             slots,
             indexes: (0..manifest.maps.len()).collect(),
@@ -735,14 +738,14 @@ impl ObjectVolume {
             tables: (0..manifest.tail.len()).collect(),
             ..Loading::default()
         };
-        self.bytes = manifest.bytes;
+        self.commits.taken_over(&manifest);
         self.manifest = manifest;
         Stage::Loading(loading)
     }
 
     fn load(&mut self, actions: &mut Vec<Action>) {
         loop {
-            if self.in_flight.len() >= self.config.gets_in_flight_max {
+            if self.port.under_way().len() >= self.config.gets_in_flight_max {
                 break;
             }
             let Stage::Loading(loading) = &mut self.opening.stage else {
@@ -766,7 +769,7 @@ impl ObjectVolume {
                 && index < loading.applied + TABLES_AHEAD_MAX
             {
                 let entry = loading.tail[index];
-                let name = self.name(Kind::Data, entry.number);
+                let name = self.manifest.name(Kind::Data, entry.number);
                 let bytes = table_bytes(entry.runs as usize);
                 self.get(name, entry.table_offset(), bytes, Part::Table(index))
             } else {
@@ -793,7 +796,7 @@ impl ObjectVolume {
         bytes: usize,
         part: Part,
     ) -> Option<Action> {
-        let name = self.name(Kind::Map, map.number);
+        let name = self.manifest.name(Kind::Map, map.number);
         self.get(name, offset, bytes, part)
     }
 
@@ -804,7 +807,7 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
     ) -> Result<(), OpenError> {
         let map = self.manifest.maps[index];
-        let name = self.name(Kind::Map, map.number);
+        let name = self.manifest.name(Kind::Map, map.number);
         let Stage::Loading(loading) = &mut self.opening.stage else {
             return Ok(());
         };
@@ -817,8 +820,8 @@ impl ObjectVolume {
         };
         loading.indexes_left -= 1;
         let slot = loading.slots[index];
-        let pages = BLOCKS_MAX / self.map.page_blocks();
-        let writer = self.writer(map.number);
+        let pages = BLOCKS_MAX / self.store.map.page_blocks();
+        let writer = self.manifest.writer(map.number);
         let entries = parse_index(&writer, map.number, map.bytes, pages, &buf)
             .map_err(|reason| damaged(name, reason))?;
         if entries.len() != map.entries as usize {
@@ -827,10 +830,10 @@ impl ObjectVolume {
         for page in entries {
             let entry = Entry::new(slot, page.offset as usize, page.bytes as usize);
             let entry = entry.with(page.is_full, page.is_inherited);
-            self.map_objects
-                .point_if_newer(&mut self.map.directory, page.page, entry);
+            let store = &mut self.store;
+            (store.inventory.maps).point_if_newer(&mut store.map.directory, page.page, entry);
         }
-        if self.map.directory.len() > OBJECT_PAGES_MAX {
+        if self.store.map.directory.len() > OBJECT_PAGES_MAX {
             return Err(damaged(name, FormatError::Field("pages")));
         }
         Ok(())
@@ -843,7 +846,7 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
     ) -> Result<(), OpenError> {
         let usage = self.manifest.usages[index];
-        let name = self.name(Kind::Map, usage.number);
+        let name = self.manifest.name(Kind::Map, usage.number);
         let Stage::Loading(loading) = &mut self.opening.stage else {
             return Ok(());
         };
@@ -855,11 +858,11 @@ impl ObjectVolume {
             }
         };
         loading.usages_left -= 1;
-        let writer = self.writer(usage.number);
+        let writer = self.manifest.writer(usage.number);
         let entries =
             parse_usage(&writer, usage.number, &buf).map_err(|reason| damaged(name, reason))?;
         for entry in entries {
-            self.objects.load(&entry);
+            self.store.inventory.data.load(&entry);
         }
         Ok(())
     }
@@ -880,7 +883,7 @@ impl ObjectVolume {
                 let number = loading.tail[index].number;
                 loading.tables.push_back(index);
                 loading.tables.make_contiguous().sort_unstable();
-                return Err(missing(self.name(Kind::Data, number), other));
+                return Err(missing(self.manifest.name(Kind::Data, number), other));
             }
         }
         while let Stage::Loading(loading) = &mut self.opening.stage
@@ -895,8 +898,8 @@ impl ObjectVolume {
 
     /// Apply one object of the tail to the map.
     fn replay(&mut self, entry: TailEntry, bytes: &[u8]) -> Result<(), OpenError> {
-        let name = self.name(Kind::Data, entry.number);
-        let writer = self.writer(entry.number);
+        let name = self.manifest.name(Kind::Data, entry.number);
+        let writer = self.manifest.writer(entry.number);
         let parsed = parse_table(&writer, entry.number, BLOCKS_MAX, bytes);
         let (footer, runs) = parsed.map_err(|reason| damaged(name, reason))?;
         if footer.slots.get() != entry.slots {
@@ -920,15 +923,13 @@ impl ObjectVolume {
         };
         for entry in loading.tail {
             let object = Object::of(&entry, entry.compressed_bytes > 0);
-            self.objects.insert(entry.number, object);
-            self.last_sealed += 1;
-            self.push_tail(entry, self.last_sealed, true);
+            self.store.inventory.data.insert(entry.number, object);
+            self.tail.push(entry, true);
         }
-        self.next_number = self.manifest.number_first;
-        self.committed = self.last_sealed;
+        self.commits.opened(self.tail.last());
         self.snapshots = self.manifest.snapshots.clone();
         self.phase = Phase::Open;
-        self.again = true;
+        self.port.again = true;
         for (token, ask) in core::mem::take(&mut self.early) {
             self.submit(token, ask, actions);
         }

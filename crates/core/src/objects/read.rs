@@ -5,48 +5,21 @@
 use alloc::vec::Vec;
 
 use super::batch;
-use super::format::{SLOT_BYTES, slot_checksum};
-use super::frames::{FRAME_SLOTS, FRAMES_OFFSET, Frames};
-use super::io::{Action, Kind, StoreError, Stored};
-use super::map::{Found, Place};
-use super::pages::Waiter;
+use super::block_store::{Waiter, slot};
+use super::gets::{Fetch, fetch_blocks};
+use super::io::{Action, StoreError, Stored};
+use super::map::Found;
+use super::port::Context;
+use super::port::Purpose;
 use super::turns;
-use super::{ObjectVolume, Purpose, end};
+use super::{ObjectVolume, end};
 use crate::base::buf::BufMut;
 use crate::base::error::IoError;
 use crate::base::io::{Done, Extent, ExtentState, SectorRange, Token};
 use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS};
 
-/// Blocks of one get at most: with their checksums they fill a buffer of 512 KiB.
-pub(super) const FETCH_BLOCKS_MAX: u64 = (512 << 10) / SLOT_BYTES as u64;
 /// Runs that one answer to a question for extents has at most.
 const EXTENTS_MAX: usize = 256;
-
-/// Consecutive blocks in consecutive slots of one object.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fetch {
-    pub(super) place: Place,
-    pub(super) block: u64,
-    pub(super) count: u32,
-}
-
-/// Slots of one get from a place on at most: of a compressed object, up to the end of a frame.
-fn fetch_blocks(place: Place) -> u64 {
-    if !place.is_compressed() {
-        return FETCH_BLOCKS_MAX;
-    }
-    let slot = u64::from(place.slot());
-    let frame = u64::from(FRAME_SLOTS);
-    (slot + FETCH_BLOCKS_MAX) / frame * frame - slot
-}
-
-/// A get of slots that waits for the frames of its object.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    token: Token,
-    slot: u32,
-    buf: BufMut,
-}
 
 /// A read under way.
 #[derive(Debug)]
@@ -105,9 +78,9 @@ impl ObjectVolume {
             end <= self.blocks() * BLOCK_BYTES as u64,
             "a read of {} bytes at {offset} of {}",
             buf.len(),
-            self.bytes
+            self.commits.bytes()
         );
-        self.next_id += 1;
+        let id = self.port.next_id();
         let read = Read {
             token,
             buf,
@@ -117,12 +90,12 @@ impl ObjectVolume {
             pending: 0,
             error: None,
         };
-        self.reads.insert(self.next_id, read);
-        self.read_queue.push_back(self.next_id);
+        self.reads.insert(id, read);
+        self.read_queue.push_back(id);
     }
 
     pub(super) fn pump_reads(&mut self, actions: &mut Vec<Action>) {
-        actions.append(&mut self.ready);
+        self.store.gets.pump(actions);
         let mut waits = false;
         while let Some(&id) = self.read_queue.front() {
             let resolved = if let Some(mut read) = self.reads.remove(&id) {
@@ -149,19 +122,21 @@ impl ObjectVolume {
                 self.end_read_if_done(id, actions);
             }
         }
-        self.again |= self.turns.set_waits(turns::Kind::Read, waits);
+        self.store
+            .gets
+            .set_waits(turns::Kind::Read, waits, &mut self.port);
     }
 
     pub(super) fn begin_survey(&mut self, token: Token, range: SectorRange) {
-        self.next_id += 1;
+        let id = self.port.next_id();
         let survey = Survey {
             token,
             range,
             block: range.first_block(),
             extents: Vec::new(),
         };
-        self.surveys.insert(self.next_id, survey);
-        self.read_queue.push_back(self.next_id);
+        self.surveys.insert(id, survey);
+        self.read_queue.push_back(id);
     }
 
     /// A page that a read needs could not be read.
@@ -178,7 +153,11 @@ impl ObjectVolume {
 
     /// Wait for a page.
     fn park(&mut self, id: u64, page: u64, actions: &mut Vec<Action>) -> Resolved {
-        if self.want_page(page, Waiter::Read(id), actions) {
+        if self.store.want_page(
+            page,
+            Waiter::Read(id),
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        ) {
             Resolved::Parked
         } else {
             Resolved::Blocked
@@ -206,7 +185,7 @@ impl ObjectVolume {
                 None => {}
             }
             let limit = (self.gathering.next_held(block + 1) - block).min(rest);
-            let (place, mut count) = match self.map.find(block, limit) {
+            let (place, mut count) = match self.store.map.find(block, limit) {
                 Found::Here(place, count) => (place, count.min(limit)),
                 Found::Page(page) => return self.park(id, page, actions),
             };
@@ -227,7 +206,17 @@ impl ObjectVolume {
                         };
                         let purpose = Purpose::Read { request: id, fetch };
                         let kind = turns::Kind::Read;
-                        if self.fetch(fetch, kind, purpose, actions).is_none() {
+                        if self
+                            .store
+                            .gets
+                            .fetch(
+                                fetch,
+                                kind,
+                                purpose,
+                                &mut Context::new(&mut self.port, &self.manifest, actions),
+                            )
+                            .is_none()
+                        {
                             return Resolved::Blocked;
                         }
                         read.pending += 1;
@@ -239,188 +228,6 @@ impl ObjectVolume {
         Resolved::Done
     }
 
-    /// Get consecutive slots; `None` if that has to wait for its turn, for another get to end, or for
-    /// memory.
-    pub(super) fn fetch(
-        &mut self,
-        fetch: Fetch,
-        kind: turns::Kind,
-        purpose: Purpose,
-        actions: &mut Vec<Action>,
-    ) -> Option<Token> {
-        if self.gets_in_flight >= self.config.gets_in_flight_max || !self.turns.is_next(kind) {
-            return None;
-        }
-        let token = self.get_slots(fetch.place, fetch.count, purpose, actions);
-        let token = token.ok()?;
-        self.turns.begun(kind);
-        Some(token)
-    }
-
-    /// Get `count` slots from a place on. Gives back the purpose if there is no memory for that.
-    pub(super) fn get_slots(
-        &mut self,
-        place: Place,
-        count: u32,
-        purpose: Purpose,
-        actions: &mut Vec<Action>,
-    ) -> Result<Token, Purpose> {
-        let number = place.number();
-        let Some(buf) = self.read_pool.alloc(count as usize * SLOT_BYTES) else {
-            return Err(purpose);
-        };
-        let frames = if place.is_compressed() {
-            self.frames.get(number)
-        } else {
-            None
-        };
-        let asks = place.is_compressed() && frames.is_none() && !self.waiting.contains_key(&number);
-        let table = match asks.then(|| self.read_pool.alloc(FRAMES_OFFSET)) {
-            Some(None) => return Err(purpose),
-            table => table.flatten(),
-        };
-        self.objects.begin_read(number);
-        self.gets_in_flight += 1;
-        self.stats.gets += 1;
-        let token = self.issue(purpose);
-        let name = self.name(Kind::Data, number);
-        let slot = place.slot();
-        if !place.is_compressed() {
-            actions.push(Action::Get {
-                token,
-                name,
-                offset: u64::from(slot) * SLOT_BYTES as u64,
-                slots: true,
-                buf,
-            });
-        } else if let Some(frames) = frames {
-            let part = frames.part(slot, count);
-            actions.push(Action::GetCompressed {
-                token,
-                name,
-                part,
-                buf,
-            });
-        } else {
-            let waiting = self.waiting.entry(number).or_default();
-            waiting.push(Waiting { token, slot, buf });
-        }
-        if let Some(buf) = table {
-            self.stats.gets += 1;
-            let token = self.issue(Purpose::Frames(number));
-            actions.push(Action::Get {
-                token,
-                name,
-                offset: 0,
-                slots: false,
-                buf,
-            });
-        }
-        Ok(token)
-    }
-
-    /// It is known, or not, where the frames of an object are.
-    pub(super) fn frames_ended(
-        &mut self,
-        number: u64,
-        result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) {
-        let frames = match result {
-            Ok(Stored::Read(buf)) => Frames::parse(&self.writer(number), number, &buf)
-                .map_err(|_| StoreError::Io(self.damaged(number))),
-            Ok(_) => Err(StoreError::Io(IoError::Failed)),
-            Err(error) => Err(error),
-        };
-        let waiting = self.waiting.remove(&number).unwrap_or_default();
-        match frames {
-            Ok(frames) => {
-                let frames = self.frames.insert(number, frames);
-                let name = self.name(Kind::Data, number);
-                for Waiting { token, slot, buf } in waiting {
-                    let part = frames.part(slot, (buf.len() / SLOT_BYTES) as u32);
-                    self.ready.push(Action::GetCompressed {
-                        token,
-                        name,
-                        part,
-                        buf,
-                    });
-                }
-                self.again = true;
-            }
-            Err(error) => {
-                for waiting in waiting {
-                    self.stored(waiting.token, Err(error), actions);
-                }
-            }
-        }
-    }
-
-    /// Nobody waits any more for gets that were not asked for yet.
-    pub(super) fn end_waiting_gets(&mut self) {
-        for waiting in core::mem::take(&mut self.waiting).into_values().flatten() {
-            self.in_flight.remove(&waiting.token.0);
-        }
-        for action in core::mem::take(&mut self.ready) {
-            if let Action::GetCompressed { token, .. } = action {
-                self.in_flight.remove(&token.0);
-            }
-        }
-    }
-
-    /// The slots that were fetched, if every one is what it should be.
-    pub(super) fn fetched(
-        &mut self,
-        fetch: Fetch,
-        result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) -> Result<BufMut, IoError> {
-        let buf = self.unverified(fetch.place.number(), result, actions)?;
-        for index in 0..fetch.count {
-            let place = fetch.place.plus(index);
-            if !self.is_good(place, fetch.block + u64::from(index), slot(&buf, index)) {
-                return Err(self.damaged(place.number()));
-            }
-        }
-        Ok(buf)
-    }
-
-    /// The bytes that a get of slots of an object brought.
-    pub(super) fn unverified(
-        &mut self,
-        number: u64,
-        result: Result<Stored, StoreError>,
-        actions: &mut Vec<Action>,
-    ) -> Result<BufMut, IoError> {
-        self.gets_in_flight -= 1;
-        self.objects.end_read(number);
-        match result {
-            Ok(Stored::Read(buf)) => Ok(buf),
-            Ok(_) => Err(IoError::Failed),
-            Err(StoreError::Io(error)) => Err(error),
-            Err(_) => {
-                self.probe(actions);
-                Err(IoError::Failed)
-            }
-        }
-    }
-
-    /// Whether a slot holds what the map says.
-    pub(super) fn is_good(&self, place: Place, block: u64, slot: &[u8]) -> bool {
-        let number = place.number();
-        let (data, sum) = slot.split_at(BLOCK_BYTES);
-        slot_checksum(&self.writer(number), number, block, data).to_le_bytes() == *sum
-    }
-
-    /// A block of an object is not what it should be.
-    pub(super) fn damaged(&mut self, number: u64) -> IoError {
-        self.stats.damaged_blocks += 1;
-        // Where its frames are may be what was wrong.
-        self.frames.remove(number);
-        self.objects.mark_damaged(number);
-        IoError::Failed
-    }
-
     pub(super) fn read_ended(
         &mut self,
         id: u64,
@@ -428,7 +235,11 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let result = self.fetched(fetch, result, actions);
+        let result = self.store.fetched(
+            fetch,
+            result,
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        );
         let Some(read) = self.reads.get_mut(&id) else {
             return;
         };
@@ -473,12 +284,12 @@ impl ObjectVolume {
                 None => {
                     let held = self.gathering.next_held(block + 1);
                     let limit = (held - block).min(blocks_end - block);
-                    match self.map.find(block, limit) {
+                    match self.store.map.find(block, limit) {
                         Found::Here(Some(_), count) => (ExtentState::Data, count),
                         Found::Here(None, count) => (ExtentState::Hole, count),
-                        Found::Page(page) if self.map.is_full(page) => {
-                            let changed = self.map.unchanged(block, limit);
-                            let rest = (page + 1) * self.map.page_blocks() - block;
+                        Found::Page(page) if self.store.map.is_full(page) => {
+                            let changed = self.store.map.unchanged(block, limit);
+                            let rest = (page + 1) * self.store.map.page_blocks() - block;
                             (ExtentState::Data, rest.min(changed))
                         }
                         Found::Page(page) if survey.extents.is_empty() => {
@@ -503,9 +314,4 @@ impl ObjectVolume {
         }
         Resolved::Done
     }
-}
-
-/// A slot of a buffer of slots.
-pub(super) fn slot(buf: &[u8], index: u32) -> &[u8] {
-    &buf[index as usize * SLOT_BYTES..(index as usize + 1) * SLOT_BYTES]
 }

@@ -26,9 +26,10 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::ObjectVolume;
 use super::format::{Manifest, Snapshot};
 use super::io::{Action, Condition, Kind, Name, SnapshotError, SnapshotName, StoreError, Stored};
-use super::{ObjectVolume, Purpose};
+use super::port::Purpose;
 use crate::base::error::IoError;
 use crate::base::io::Token;
 use crate::base::limits::OBJECT_SNAPSHOTS_MAX;
@@ -117,22 +118,22 @@ impl ObjectVolume {
                 }
             }
             Stage::Listing { changes, .. } => {
-                if *changes <= self.committed_changes {
+                if self.commits.has_committed(*changes) {
                     self.end_snapshot(Ok(()), actions);
                 }
             }
             &Stage::Unlisting { snapshot, changes } => {
-                if changes <= self.committed_changes {
+                if self.commits.has_committed(changes) {
                     self.scan.again_for_clones();
                     self.snapshot_stage = Stage::Unpinning { snapshot };
-                    self.again = true;
+                    self.port.again = true;
                 }
             }
             &Stage::Unpinning { snapshot } => {
                 if self.scan.knows_clones() {
                     let name = Name::own(Kind::Snapshot, snapshot.number);
-                    if snapshot.number >= self.own_first() {
-                        self.deletes.push_back(name);
+                    if snapshot.number >= self.manifest.own_first() {
+                        self.deletions.push(name);
                     }
                     self.end_snapshot(Ok(()), actions);
                     self.bury();
@@ -146,19 +147,19 @@ impl ObjectVolume {
                     }
                     self.gone = true;
                     self.end_waiting(IoError::Failed, actions);
-                    self.commit_change();
-                    let changes = self.changes;
+                    self.commits.commit_change(&mut self.port);
+                    let changes = self.commits.changes();
                     self.snapshot_stage = Stage::Marking { changes };
                 }
             }
             &Stage::Marking { changes } => {
-                if changes <= self.committed_changes {
+                if self.commits.has_committed(changes) {
                     self.snapshot_stage = Stage::Releasing { in_flight: false };
-                    self.again = true;
+                    self.port.again = true;
                 }
             }
             &Stage::Releasing { in_flight } => {
-                if !in_flight && self.may_try() {
+                if !in_flight && self.port.may_try() {
                     self.unrefer(actions);
                 }
             }
@@ -167,23 +168,13 @@ impl ObjectVolume {
 
     /// Remove the reference that this clone left with its parent.
     fn unrefer(&mut self, actions: &mut Vec<Action>) {
-        let Some(name) = self.reference_name() else {
+        let Some(name) = self.manifest.reference_name() else {
             return self.end_snapshot(Ok(()), actions);
         };
         self.snapshot_stage = Stage::Releasing { in_flight: true };
-        self.stats.deletes += 1;
-        let token = self.issue(Purpose::Snapshots(Part::Release));
+        self.port.stats.deletes += 1;
+        let token = self.port.issue(Purpose::Snapshots(Part::Release));
         actions.push(Action::Delete { token, name });
-    }
-
-    /// The reference of this volume, if it is a clone.
-    pub(super) fn reference_name(&self) -> Option<Name> {
-        let parent = self.manifest.ancestors.len();
-        (parent > 0).then(|| Name {
-            volume: parent as u16,
-            kind: Kind::Clone,
-            number: clone_number(&self.manifest.volume),
-        })
     }
 
     fn begin_next(&mut self, request: Request) -> Result<(), SnapshotError> {
@@ -204,15 +195,15 @@ impl ObjectVolume {
             What::Forget { name } => {
                 let index = find(name).ok_or(SnapshotError::NotFound)?;
                 let snapshot = self.snapshots.remove(index);
-                self.commit_change();
+                self.commits.commit_change(&mut self.port);
                 self.snapshot_stage = Stage::Unlisting {
                     snapshot,
-                    changes: self.changes,
+                    changes: self.commits.changes(),
                 };
             }
             What::GiveUp if self.gone => {
                 self.snapshot_stage = Stage::Marking {
-                    changes: self.changes,
+                    changes: self.commits.changes(),
                 };
             }
             What::GiveUp => {
@@ -223,19 +214,18 @@ impl ObjectVolume {
                 self.snapshot_stage = Stage::Looking;
             }
         }
-        self.again = true;
+        self.port.again = true;
         Ok(())
     }
 
     /// The state to keep is that of the newest manifest, now.
     fn take_snapshot(&mut self, name: SnapshotName, made_ms: u64) {
-        let number = self.next_number;
-        self.next_number += 1;
+        let number = self.commits.use_number();
         let manifest = Box::new(self.manifest.clone());
         let snapshot = Snapshot {
             name,
             number,
-            pin: self.next_number,
+            pin: number + 1,
             bytes: manifest.encoded_bytes() as u32,
             made_ms,
         };
@@ -254,12 +244,12 @@ impl ObjectVolume {
             return;
         };
         let name = Name::own(Kind::Snapshot, snapshot.number);
-        let Some(data) = self.encode(manifest) else {
+        let Some(data) = self.port.encode(manifest) else {
             return;
         };
         let data = vec![data];
-        self.stats.puts_other += 1;
-        let token = self.issue(Purpose::Snapshots(Part::Put));
+        self.port.stats.puts_other += 1;
+        let token = self.port.issue(Purpose::Snapshots(Part::Put));
         actions.push(Action::Put {
             token,
             name,
@@ -290,16 +280,16 @@ impl ObjectVolume {
         match result {
             Ok(_) => {
                 self.snapshots.push(snapshot);
-                self.commit_change();
+                self.commits.commit_change(&mut self.port);
                 self.snapshot_stage = Stage::Listing {
                     snapshot,
-                    changes: self.changes,
+                    changes: self.commits.changes(),
                 };
             }
             Err(error) => {
                 // No manifest will ever name it.
-                self.deletes
-                    .push_back(Name::own(Kind::Snapshot, snapshot.number));
+                self.deletions
+                    .push(Name::own(Kind::Snapshot, snapshot.number));
                 self.fail_waiting(error.as_io(), actions);
             }
         }
@@ -323,14 +313,12 @@ impl ObjectVolume {
     }
 
     fn has_snapshot_in_flight(&self) -> bool {
-        self.in_flight
-            .values()
-            .any(|purpose| matches!(purpose, Purpose::Snapshots(_)))
+        (self.port.under_way()).any(|purpose| matches!(purpose, Purpose::Snapshots(_)))
     }
 
     fn end_snapshot(&mut self, result: Result<(), SnapshotError>, actions: &mut Vec<Action>) {
         self.snapshot_stage = Stage::Idle;
-        self.again = true;
+        self.port.again = true;
         if let Some(request) = self.snapshot_requests.pop_front() {
             actions.push(Action::SnapshotEnd {
                 token: request.token,

@@ -6,19 +6,21 @@
 use alloc::vec::Vec;
 
 use super::batch::{self, Batch, Partial, Refused, WHOLE, chunk_slots};
+use super::block_store::Waiter;
 use super::data::Object;
 use super::format::{SLOT_BYTES, SLOT_NONE, TailEntry, pages, table_bytes, write_table};
 use super::frames::{COMPRESSED_SLOTS_MIN, Frames};
+use super::gets::Fetch;
 use super::io::{Action, Condition, Kind, Name, StoreError, Stored};
 use super::map::{Found, Place};
-use super::pages::Waiter;
-use super::read::Fetch;
+use super::port::Context;
+use super::port::Purpose;
 use super::turns;
-use super::{COVERED_MAX, COVERED_PER_PAGE, Flush, ObjectVolume, Purpose, Tail, end};
+use super::{COVERED_MAX, COVERED_PER_PAGE, ObjectVolume, end};
 use crate::base::buf::Buf;
 use crate::base::error::IoError;
 use crate::base::io::{Done, Token};
-use crate::base::limits::{BLOCK_BYTES, OBJECT_TAIL_MAX, OBJECT_TAIL_UNFLUSHED_MAX, SECTOR_BYTES};
+use crate::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 
 /// What a write leaves.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ impl ObjectVolume {
         if !good {
             return end(token, Err(IoError::NoSpace), actions);
         }
-        if bytes < self.bytes {
+        if bytes < self.commits.bytes() {
             let cut = self.blocks() * BLOCK_BYTES as u64 - bytes;
             return self.add_write(token, What::Cut, bytes, cut);
         }
@@ -89,12 +91,8 @@ impl ObjectVolume {
     }
 
     fn set_bytes(&mut self, token: Token, bytes: u64) {
-        self.bytes = bytes;
-        self.changes += 1;
-        self.begin_flush(Some(token));
-        if let Some(flush) = self.flushes.back_mut() {
-            flush.bytes = Some(bytes);
-        }
+        let target = self.flush_target();
+        (self.commits).resize(token, bytes, target, &mut self.port);
     }
 
     fn add_write(&mut self, token: Token, what: What, offset: u64, bytes: u64) {
@@ -106,9 +104,9 @@ impl ObjectVolume {
                     .checked_add(bytes)
                     .is_some_and(|end| end <= self.blocks() * BLOCK_BYTES as u64),
             "a write of {bytes} bytes at {offset} of {}",
-            self.bytes
+            self.commits.bytes()
         );
-        self.next_id += 1;
+        let id = self.port.next_id();
         let write = Write {
             token,
             what,
@@ -117,24 +115,22 @@ impl ObjectVolume {
             end: offset + bytes,
             waits: 0,
         };
-        self.writes.insert(self.next_id, write);
-        self.write_queue.push_back(self.next_id);
+        self.writes.insert(id, write);
+        self.write_queue.push_back(id);
     }
 
     pub(super) fn begin_flush(&mut self, token: Option<Token>) {
-        let target = if self.gathering.is_empty() {
-            Some(self.last_sealed)
-        } else {
-            self.seal_wanted = true;
-            None
-        };
-        self.flushes.push_back(Flush {
-            token,
-            target,
-            changes: self.changes,
-            bytes: None,
-        });
-        self.again = true;
+        let target = self.flush_target();
+        self.commits.flush(token, target, &mut self.port);
+    }
+
+    /// Position of the last object that a flush is about, if everything is sealed; otherwise it will be.
+    fn flush_target(&mut self) -> Option<u64> {
+        if self.gathering.is_empty() {
+            return Some(self.tail.last());
+        }
+        self.seal_wanted = true;
+        None
     }
 
     pub(super) fn pump_writes(&mut self, actions: &mut Vec<Action>) {
@@ -164,17 +160,14 @@ impl ObjectVolume {
 
     /// Whether writes need not wait for the map to be stored.
     fn may_gather(&self) -> bool {
-        !self.has_too_many_changes()
-            && (self.tail.len() < OBJECT_TAIL_MAX
-                || self.tail.len() < OBJECT_TAIL_UNFLUSHED_MAX && self.has_unflushed_writes())
+        !self.store.map.has_too_many_changes()
+            && (!self.tail.is_full()
+                || !self.tail.is_full_unflushed() && self.has_unflushed_writes())
     }
 
     /// Whether anything that was asked for from above is not committed.
     pub(super) fn has_unflushed_writes(&self) -> bool {
-        let committed = self.committed;
-        let sealed = self.tail.iter().rev();
-        let mut sealed = sealed.take_while(|tail| tail.position > committed);
-        self.gathering.user || sealed.any(|tail| tail.user)
+        self.gathering.user || self.tail.has_user_after(self.commits.committed())
     }
 
     /// Gather what is left of a write; false if it has to wait.
@@ -188,7 +181,7 @@ impl ObjectVolume {
             let within = (write.at % block_bytes) as usize;
             let rest = write.end - write.at;
             // The end of the volume is the end of its last block.
-            let to_end = write.end >= self.bytes;
+            let to_end = write.end >= self.commits.bytes();
             if within == 0
                 && (rest >= block_bytes || to_end)
                 && !matches!(write.what, What::Data(..))
@@ -198,19 +191,19 @@ impl ObjectVolume {
                 } else {
                     rest / block_bytes
                 };
-                let (count, covered) = self.map.fresh.covered(block, count, COVERED_MAX);
-                if covered > 0 && self.turn.is_spent() {
-                    self.turn.has_more = true;
+                let (count, covered) = self.store.map.fresh.covered(block, count, COVERED_MAX);
+                if covered > 0 && self.port.turn.is_spent() {
+                    self.port.turn.has_more = true;
                     return false;
                 }
-                self.turn.spend(covered.div_ceil(COVERED_PER_PAGE));
+                self.port.turn.spend(covered.div_ceil(COVERED_PER_PAGE));
                 self.gathering.covered += covered;
                 self.unmap(block, count, actions);
                 write.at = write.end.min(write.at + count * block_bytes);
                 continue;
             }
             let bytes = ((block_bytes as usize - within) as u64).min(rest) as usize;
-            let to_end = write.at + bytes as u64 == self.bytes;
+            let to_end = write.at + bytes as u64 == self.commits.bytes();
             let waits = match self.gather_block(id, block, within, bytes, to_end, &mut write.what) {
                 Ok(waits) => waits,
                 Err(Refused::Full) if self.seal() => continue,
@@ -224,7 +217,7 @@ impl ObjectVolume {
     }
 
     fn unmap(&mut self, block: u64, count: u64, actions: &mut Vec<Action>) {
-        if self.map.is_clear(block, count) {
+        if self.store.map.is_clear(block, count) {
             // Nothing is stored there: forgetting what is gathered is all.
             let writers = self.gathering.forget(block, count);
             return self.release(writers, actions);
@@ -308,7 +301,7 @@ impl ObjectVolume {
             Some(batch::Found::Zero) => return Base::Zero,
             None => {}
         }
-        match self.map.find(block, 1) {
+        match self.store.map.find(block, 1) {
             Found::Here(None, _) => Base::Zero,
             Found::Here(Some(place), _) if self.batches.contains_key(&place.number()) => {
                 Base::Batch(place)
@@ -375,7 +368,12 @@ impl ObjectVolume {
                 count: 1,
             };
             let purpose = Purpose::Fill { block, fetch };
-            let Some(token) = self.fetch(fetch, turns::Kind::Fill, purpose, actions) else {
+            let Some(token) = self.store.gets.fetch(
+                fetch,
+                turns::Kind::Fill,
+                purpose,
+                &mut Context::new(&mut self.port, &self.manifest, actions),
+            ) else {
                 waits = true;
                 break;
             };
@@ -384,16 +382,22 @@ impl ObjectVolume {
             }
             self.fill_queue.pop_front();
         }
-        self.again |= self.turns.set_waits(turns::Kind::Fill, waits);
+        self.store
+            .gets
+            .set_waits(turns::Kind::Fill, waits, &mut self.port);
     }
 
     /// Find out where the rest of a block is that was written in part. True: that is known now; false: nothing is to be
     /// fetched, or its page is, after which it comes back; `None`: it has to wait for a get.
     fn find_base(&mut self, block: u64, actions: &mut Vec<Action>) -> Option<bool> {
         // What is gathered of it hides nothing of the map: it is not whole.
-        let writers = match self.map.find(block, 1) {
+        let writers = match self.store.map.find(block, 1) {
             Found::Page(page) => {
-                let is_wanted = self.want_page(page, Waiter::Fill(block), actions);
+                let is_wanted = self.store.want_page(
+                    page,
+                    Waiter::Fill(block),
+                    &mut Context::new(&mut self.port, &self.manifest, actions),
+                );
                 return is_wanted.then_some(false);
             }
             Found::Here(None, _) => self.gathering.complete(block, &[0; BLOCK_BYTES]),
@@ -409,7 +413,7 @@ impl ObjectVolume {
         };
         self.release(writers, actions);
         // What waited to be sealed may go on.
-        self.again = true;
+        self.port.again = true;
         Some(false)
     }
 
@@ -435,7 +439,11 @@ impl ObjectVolume {
         result: Result<Stored, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let result = self.fetched(fetch, result, actions);
+        let result = self.store.fetched(
+            fetch,
+            result,
+            &mut Context::new(&mut self.port, &self.manifest, actions),
+        );
         let partial = self.gathering.partial.get(&block);
         if partial.is_none_or(|partial| partial.fetch != Some(token.0)) {
             return;
@@ -466,14 +474,12 @@ impl ObjectVolume {
             self.sealed();
             return true;
         }
-        let number = self.next_number;
-        if number >= self.manifest.number_limit {
-            // A manifest of the state that is committed allows more of them.
-            self.recommit();
+        let number = self.commits.next_number(&self.manifest, &mut self.port);
+        let Some(number) = number else {
             return false;
-        }
+        };
         let runs = self.gathering.runs();
-        let Some(mut table) = self.control_pool.alloc(table_bytes(runs.len())) else {
+        let Some(mut table) = self.port.control_pool.alloc(table_bytes(runs.len())) else {
             return false;
         };
         let entry = TailEntry {
@@ -498,20 +504,21 @@ impl ObjectVolume {
         );
         let mut data = self.gathering.seal(&volume, number);
         data.push(table.freeze());
-        self.next_number += 1;
-        self.last_sealed += 1;
+        self.commits.use_number();
         let origin = match method {
             Some(_) => entry.origin().compressed(),
             None => entry.origin(),
         };
-        self.objects
+        self.store
+            .inventory
+            .data
             .insert(number, Object::of(&entry, method.is_some()));
         for run in &runs {
             self.apply(origin, run.block.get(), run.count.get(), run.slot.get());
         }
-        self.push_tail(entry, self.last_sealed, user);
+        let position = self.tail.push(entry, user);
         let batch = Batch {
-            position: self.last_sealed,
+            position,
             data,
             slot_bytes: entry.slots as usize * SLOT_BYTES,
             chunk_slots: chunk_slots(self.config.batch_blocks),
@@ -526,32 +533,19 @@ impl ObjectVolume {
     /// Everything that was gathered is in an object now.
     fn sealed(&mut self) {
         self.seal_wanted = false;
-        self.again = true;
-        for flush in &mut self.flushes {
-            flush.target.get_or_insert(self.last_sealed);
-        }
+        self.port.again = true;
+        self.commits.sealed(self.tail.last());
     }
 
     /// Let the map have a run of the object whose first slot is at `origin`.
     pub(super) fn apply(&mut self, origin: Place, block: u64, count: u32, slot: u32) {
         let place = (slot != SLOT_NONE).then(|| origin.plus(slot));
-        self.map.fresh.set(block, u64::from(count), place);
-    }
-
-    /// An object is in the tail.
-    pub(super) fn push_tail(&mut self, entry: TailEntry, position: u64, user: bool) {
-        self.tail_bytes += entry.bytes();
-        self.tail_runs += entry.runs as usize;
-        self.tail.push_back(Tail {
-            entry,
-            position,
-            user,
-        });
+        self.store.map.fresh.set(block, u64::from(count), place);
     }
 
     /// Put what is sealed.
     pub(super) fn pump_puts(&mut self, actions: &mut Vec<Action>) {
-        if !self.may_try() {
+        if !self.port.may_try() {
             return;
         }
         while self.puts_in_flight < self.config.puts_in_flight_max {
@@ -565,8 +559,8 @@ impl ObjectVolume {
             batch.in_flight = true;
             let (data, slot_bytes, method) = (batch.data.clone(), batch.slot_bytes, batch.method);
             self.puts_in_flight += 1;
-            self.stats.puts_data += 1;
-            let token = self.issue(Purpose::PutData(number));
+            self.port.stats.puts_data += 1;
+            let token = self.port.issue(Purpose::PutData(number));
             let name = Name::own(Kind::Data, number);
             actions.push(match method {
                 Some(method) => Action::PutCompressed {
@@ -600,7 +594,7 @@ impl ObjectVolume {
                     self.packed(number, frames);
                 }
                 self.batches.remove(&number);
-                self.went_well();
+                self.port.went_well();
             }
             Err(error) => {
                 if let Some(batch) = self.batches.get_mut(&number) {
@@ -615,16 +609,11 @@ impl ObjectVolume {
     fn packed(&mut self, number: u64, frames: Frames) {
         // It is in the tail: nothing that is committed comes after it.
         let position = self.batches.get(&number).map(|batch| batch.position);
-        let index = position.map(|position| self.tail.partition_point(|t| t.position < position));
-        if let Some(Tail { entry, .. }) = index.and_then(|index| self.tail.get_mut(index)) {
-            self.tail_bytes -= entry.bytes();
-            let table = table_bytes(entry.runs as usize);
-            entry.compressed_bytes = frames.table_offset(table) as u32;
-            self.tail_bytes += entry.bytes();
-            let bytes = entry.bytes();
-            self.objects.set_bytes(number, bytes);
+        let bytes = position.and_then(|position| self.tail.set_frames(position, &frames));
+        if let Some(bytes) = bytes {
+            self.store.inventory.data.set_bytes(number, bytes);
         }
-        self.frames.insert(number, frames);
+        self.store.gets.note_frames(number, frames);
     }
 }
 
