@@ -10,14 +10,40 @@ use std::path::{Path, PathBuf};
 /// A type with more methods is several machines that share their state.
 const METHODS_MAX: usize = 60;
 
-/// Types that have more, and how many at most: what is left of a time when a type took all that belonged to it. None may
-/// grow; who makes one smaller lowers its number here.
-const LARGE: &[(&str, &str, usize)] = &[
-    ("sim", "World", 444),
-    ("core", "Volume", 133),
-    ("core", "ObjectVolume", 151),
-    ("server", "Node", 152),
-    ("core", "Ssd", 103),
+/// Types that have more, how many at most, and why. None may grow; who makes one smaller lowers its number here.
+const LARGE: &[(&str, &str, usize, &str)] = &[
+    (
+        "core",
+        "Volume",
+        133,
+        "what is left of it leads its machines in turn; the log side (direct, destaging, failed and silent logs) comes out next",
+    ),
+    (
+        "core",
+        "ObjectVolume",
+        151,
+        "opening, checkpoints, collection and writes still share its fields",
+    ),
+    (
+        "core",
+        "Ssd",
+        103,
+        "eviction, filling and loading still share its fields",
+    ),
+    (
+        "server",
+        "Node",
+        152,
+        "commands of operators, each a few steps over catalogue and shard; scrubs, heat and memory come out next",
+    ),
+    (
+        "sim",
+        "World",
+        270,
+        "whatever a fault or an audit touches; it decides nothing, and lies in files by fault and audit",
+    ),
+    ("sim", "StoreWorld", 81, "as above, of a local store alone"),
+    ("sim", "ObjectsWorld", 76, "as above, of objects alone"),
 ];
 
 /// Check all sources below `crates/` and `testing/`.
@@ -46,15 +72,15 @@ pub fn check(root: &Path, files: &[PathBuf], findings: &mut Vec<String>) {
 
 fn judge(counts: &BTreeMap<(String, String), usize>, findings: &mut Vec<String>) {
     for ((of, name), count) in counts {
-        let listed = LARGE.iter().find(|(c, n, _)| c == of && n == name);
-        let max = listed.map_or(METHODS_MAX, |(.., max)| *max);
+        let listed = LARGE.iter().find(|(c, n, ..)| c == of && n == name);
+        let max = listed.map_or(METHODS_MAX, |(_, _, max, _)| *max);
         if *count > max {
             findings.push(format!(
                 "xtask/src/methods.rs:1: `{name}` in {of} has {count} methods, more than {max}: give a part of it its own state"
             ));
         }
     }
-    for (of, name, max) in LARGE {
+    for (of, name, max, _) in LARGE {
         let count = counts.get(&((*of).to_owned(), (*name).to_owned()));
         let count = count.copied().unwrap_or(0);
         // A few more or less at a time are nobody's business.
@@ -139,7 +165,7 @@ mod tests {
     fn type_that_grows_or_shrinks_is_found() {
         let listed = LARGE.iter();
         let mut counts: BTreeMap<_, _> = listed
-            .map(|(of, name, max)| (((*of).to_owned(), (*name).to_owned()), *max))
+            .map(|(of, name, max, _)| (((*of).to_owned(), (*name).to_owned()), *max))
             .collect();
         let findings_of = |counts: &BTreeMap<_, _>| {
             let mut findings = Vec::new();
@@ -155,7 +181,7 @@ mod tests {
             "{findings:?}"
         );
         counts.remove(&large);
-        let (of, name, max) = LARGE[0];
+        let (of, name, max, _) = LARGE[0];
         let listed = (of.to_owned(), name.to_owned());
         counts.insert(listed.clone(), max + 1);
         assert_eq!(findings_of(&counts).len(), 1);

@@ -11,7 +11,7 @@ use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::local::format::{Layout, PAGE_BLOCKS};
 
 use super::plant::Plant;
-use super::world::World;
+use super::world::StoreWorld;
 use crate::content::{Content, mix};
 use crate::disk::joined;
 use crate::toy_cipher::ToyCipher;
@@ -80,7 +80,7 @@ fn sector_at(layout: Layout, offset: u64, bytes: u64) -> Option<u64> {
     (at < bytes).then_some(at / SECTOR_BYTES as u64)
 }
 
-impl World {
+impl StoreWorld {
     /// Where things are in the store.
     pub(super) fn layout(&self) -> Layout {
         Layout::of(self.cipher.is_some())

@@ -10,7 +10,7 @@ use hdcs_core::local::open::{Before, Opening, Refused, Step};
 use zerocopy::IntoBytes;
 
 use super::plant::Plant;
-use super::world::{HOME, UUID, World};
+use super::world::{HOME, StoreWorld, UUID};
 use crate::content::mix;
 use crate::violation::Violation;
 
@@ -24,7 +24,7 @@ impl Forgery {
     }
 }
 
-impl World {
+impl StoreWorld {
     fn block_at(&self, offset: u64) -> Vec<u8> {
         let mut block = vec![0; BLOCK_BYTES];
         self.store.peek(offset, &mut block);

@@ -6,7 +6,7 @@ use hdcs_core::local::{Event, Home, TierState};
 
 use super::Options;
 use super::plant::Plant;
-use super::world::World;
+use super::world::StoreWorld;
 use crate::content::{Content, mix};
 use crate::violation::Violation;
 
@@ -43,7 +43,7 @@ impl Holding {
     }
 }
 
-impl World {
+impl StoreWorld {
     pub(super) fn begin_tier(&mut self) {
         self.engine.note("tier", [0; 4]);
         self.note_tier();

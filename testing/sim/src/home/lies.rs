@@ -11,7 +11,7 @@ use hdcs_core::local::format::Layout;
 
 use super::Options;
 use super::plant::Plant;
-use super::world::World;
+use super::world::StoreWorld;
 use crate::content::mix;
 use crate::violation::Violation;
 
@@ -72,7 +72,7 @@ fn is_map(layout: Layout, offset: u64) -> bool {
             .is_some_and(|at| at % group < 2 * block)
 }
 
-impl World {
+impl StoreWorld {
     /// Whether this write is lost.
     pub(super) fn loses_map(&mut self, offset: u64) -> bool {
         if self.calm || !is_map(self.layout(), offset) {

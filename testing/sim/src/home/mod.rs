@@ -24,7 +24,7 @@ pub mod world;
 use std::fmt;
 
 use plant::Plant;
-use world::World;
+use world::StoreWorld;
 
 use crate::outcome;
 
@@ -158,6 +158,6 @@ impl fmt::Display for Coverage {
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    let world = World::new(seed, options);
-    Outcome::of(seed, world, World::run, |world| world.coverage)
+    let world = StoreWorld::new(seed, options);
+    Outcome::of(seed, world, StoreWorld::run, |world| world.coverage)
 }

@@ -13,7 +13,7 @@ use hdcs_core::local::{Ask, Event, Home};
 
 use super::Options;
 use super::plant::Plant;
-use super::world::World;
+use super::world::StoreWorld;
 use crate::content::{Content, mix};
 use crate::violation::Violation;
 
@@ -100,7 +100,7 @@ impl Sizing {
     }
 }
 
-impl World {
+impl StoreWorld {
     /// Ask for another size, sometimes.
     pub(super) fn resize_sometimes(&mut self, one_in: u8) {
         let sizing = &mut self.sizing;

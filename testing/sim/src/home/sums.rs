@@ -14,7 +14,7 @@ use hdcs_core::local::{Event, Home, Verified};
 
 use super::Options;
 use super::plant::Plant;
-use super::world::{Request, State, World, Write};
+use super::world::{Request, State, StoreWorld, Write};
 use crate::content::{Content, mix};
 use crate::disk::{Disk, joined};
 use crate::violation::Violation;
@@ -147,7 +147,7 @@ impl Sums {
     }
 }
 
-impl World {
+impl StoreWorld {
     /// Whether a sector may not match: it rotted, or it was being written when the power went.
     fn may_be_bad(&self, sector: u64) -> bool {
         let mut writes = self.generation.iter();

@@ -81,7 +81,7 @@ pub(super) enum Happening {
 /// A run.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts")]
-pub struct World {
+pub struct StoreWorld {
     pub(super) engine: Engine<Happening>,
     /// What the run saw.
     pub coverage: Coverage,
@@ -131,7 +131,7 @@ pub struct World {
     actions: Vec<Action>,
 }
 
-impl Simulated for World {
+impl Simulated for StoreWorld {
     fn now(&self) -> Nanos {
         self.engine.now()
     }
@@ -163,7 +163,7 @@ impl Simulated for World {
     }
 }
 
-impl World {
+impl StoreWorld {
     /// The run of a seed.
     pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(seed ^ 0x686f_6d65_2121_2121);

@@ -9,7 +9,7 @@ use hdcs_core::objects::io::Kind;
 
 use super::model::Model;
 use super::plant::Plant;
-use super::world::{Look, Op, World};
+use super::world::{Look, ObjectsWorld, Op};
 use crate::content::Content;
 use crate::engine::Simulated;
 use crate::violation::Violation;
@@ -21,7 +21,7 @@ const PARTS: u64 = 4;
 const GETS_PER_PART: u64 = 16;
 const ROUNDS: u32 = 4;
 
-impl World {
+impl ObjectsWorld {
     /// Write parts of blocks and flush, beside more reads than there may be gets.
     pub(super) fn beside_readers(&mut self, owner: usize) -> Result<(), Violation> {
         for _ in 0..ROUNDS {

@@ -8,10 +8,10 @@ use hdcs_core::objects::io::{Kind, Name, Phase, SnapshotError};
 
 use super::dead_clones::{DEAD_NUMBER, DEAD_PLACE};
 use super::reader;
-use super::world::{CLONE_PLACE, Op, PLACE, REFUSAL_TELLS, UUID, VOLUME, World};
+use super::world::{CLONE_PLACE, ObjectsWorld, Op, PLACE, REFUSAL_TELLS, UUID, VOLUME};
 use crate::violation::Violation;
 
-impl World {
+impl ObjectsWorld {
     /// A manifest is about to be created: by whoever may.
     pub(super) fn check_manifest(
         &self,

@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 
 use super::plant::Plant;
 use super::reader::uuid_at;
-use super::world::{CLONE_PLACE, Fault, PLACE, World};
+use super::world::{CLONE_PLACE, Fault, ObjectsWorld, PLACE};
 use crate::violation::Violation;
 
 /// LZ4, behind a byte that tells the method. What writes leave shrinks only by the second method, which
@@ -66,7 +66,7 @@ pub fn is_compressed(kind: Kind, object: &[u8]) -> bool {
         && DataFooter::read_from_suffix(object).is_ok_and(|(_, footer)| footer.is_compressed())
 }
 
-impl World {
+impl ObjectsWorld {
     /// How the next owner, or this one from now on, compresses. Drawn aside, so that a run without
     /// compression is what it was.
     pub(super) fn draw_compression(&mut self) -> Option<Method> {

@@ -12,7 +12,7 @@ use hdcs_core::objects::references::{Fate, fate, tombstone};
 
 use super::plant::Plant;
 use super::reader;
-use super::world::{PLACE, UUID, World};
+use super::world::{ObjectsWorld, PLACE, UUID};
 use crate::content::Content;
 use crate::engine::Simulated;
 use crate::violation::Violation;
@@ -23,7 +23,7 @@ pub(super) const DEAD_UUID: [u8; 16] = [5; 16];
 /// The number of its reference.
 pub(super) const DEAD_NUMBER: u64 = 0x0505_0505_0505_0505;
 
-impl World {
+impl ObjectsWorld {
     /// Begin a clone of a snapshot, with faults; let it die or be slow; sweep.
     pub(super) fn dead_clone(
         &mut self,

@@ -16,10 +16,10 @@ use zerocopy::FromBytes;
 use super::compressed::is_compressed;
 use super::plant::Plant;
 use super::reader;
-use super::world::{Effect, Fault, Happening, Look, UUID, World};
+use super::world::{Effect, Fault, Happening, Look, ObjectsWorld, UUID};
 use crate::violation::Violation;
 
-impl World {
+impl ObjectsWorld {
     pub(super) fn latency(&mut self) -> Nanos {
         if !self.calm && self.random.u32(0..100) == 0 {
             return self

@@ -7,11 +7,11 @@ use hdcs_core::objects::Access;
 
 use super::model::Model;
 use super::plant::Plant;
-use super::world::{CLONE_PLACE, World};
+use super::world::{CLONE_PLACE, ObjectsWorld};
 use crate::content::Content;
 use crate::violation::Violation;
 
-impl World {
+impl ObjectsWorld {
     /// Let a clone go away from what it began as, little by little, and open it again and again. Its
     /// newest owner.
     pub(super) fn diverge(&mut self, clone: usize, origin: &[Content]) -> Result<usize, Violation> {

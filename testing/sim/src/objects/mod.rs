@@ -29,7 +29,7 @@ pub mod world;
 
 use plant::Plant;
 use scenario::Coverage;
-use world::World;
+use world::ObjectsWorld;
 
 use crate::outcome;
 
@@ -40,6 +40,6 @@ pub type Outcome = outcome::Outcome<Coverage>;
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    let world = World::new(seed, options);
-    Outcome::of(seed, world, World::run, |world| world.coverage)
+    let world = ObjectsWorld::new(seed, options);
+    Outcome::of(seed, world, ObjectsWorld::run, |world| world.coverage)
 }

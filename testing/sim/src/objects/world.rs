@@ -155,7 +155,7 @@ pub(super) enum Fault {
 
 /// A run.
 #[derive(Debug)]
-pub struct World {
+pub struct ObjectsWorld {
     pub(super) engine: Engine<Happening>,
     /// What the run saw.
     pub coverage: Coverage,
@@ -186,7 +186,7 @@ pub struct World {
     pub(super) actions: Vec<Action>,
 }
 
-impl Simulated for World {
+impl Simulated for ObjectsWorld {
     fn now(&self) -> Nanos {
         self.engine.now()
     }
@@ -228,7 +228,7 @@ impl Simulated for World {
     }
 }
 
-impl World {
+impl ObjectsWorld {
     /// The run of a seed.
     pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(seed ^ 0x6f62_6a65_6374_7321);

@@ -14,7 +14,7 @@ pub mod world;
 use std::fmt;
 
 use clap::ValueEnum;
-use world::World;
+use world::RangesWorld;
 
 use crate::outcome;
 
@@ -94,7 +94,10 @@ impl fmt::Display for Coverage {
 
 /// Run one seed.
 pub fn run(seed: u64, options: Options) -> Outcome {
-    Outcome::of(seed, World::new(seed, options), World::run, |world| {
-        world.coverage
-    })
+    Outcome::of(
+        seed,
+        RangesWorld::new(seed, options),
+        RangesWorld::run,
+        |world| world.coverage,
+    )
 }

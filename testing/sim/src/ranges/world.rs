@@ -103,7 +103,7 @@ struct Happening {
 
 /// See the module.
 #[derive(Debug)]
-pub struct World {
+pub struct RangesWorld {
     random: Rng,
     engine: Engine<Happening>,
     config: VolumeConfig,
@@ -124,7 +124,7 @@ pub struct World {
     pub coverage: Coverage,
 }
 
-impl Simulated for World {
+impl Simulated for RangesWorld {
     fn now(&self) -> Nanos {
         self.engine.now()
     }
@@ -172,7 +172,7 @@ impl Simulated for World {
     }
 }
 
-impl World {
+impl RangesWorld {
     /// The world of a seed, with everything formatted and nothing started.
     pub fn new(seed: u64, options: Options) -> Self {
         let mut random = Rng::with_seed(mix(seed ^ mix(77)));

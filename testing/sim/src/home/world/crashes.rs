@@ -5,7 +5,7 @@ use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::HOME_UNCOMMITTED_AGE_MS;
 use hdcs_core::local::Home;
 
-use super::World;
+use super::StoreWorld;
 use crate::home::plant::Plant;
 use crate::home::sums::LostLog;
 use crate::violation::Violation;
@@ -13,7 +13,7 @@ use crate::violation::Violation;
 /// So long after the last write the process is killed: a commit may be under way before the one that has all.
 const LINGERS: Nanos = Nanos::from_millis(3 * HOME_UNCOMMITTED_AGE_MS);
 
-impl World {
+impl StoreWorld {
     /// The power goes, or the process; perhaps the log as well, and the backend's host.
     pub(super) fn crash(&mut self) {
         let is_killed = self.random.u8(..4) == 0;

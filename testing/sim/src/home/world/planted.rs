@@ -6,11 +6,11 @@ use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::local::format::HomeSuperblock;
 use zerocopy::IntoBytes;
 
-use super::{Happening, World};
+use super::{Happening, StoreWorld};
 use crate::content::Content;
 use crate::home::plant::Plant;
 
-impl World {
+impl StoreWorld {
     /// What a planted bug makes of a write to the store.
     pub(super) fn planted_write(&mut self, offset: u64, data: Vec<Buf>) -> (u64, Vec<Buf>) {
         if self.is_planted(Plant::CopyAtOnce) && self.is_of_map(offset) {
