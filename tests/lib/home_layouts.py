@@ -18,7 +18,7 @@ def pages(size):
 
 
 def store_bytes(size, is_encrypted=False):
-    """Bytes of the home of a volume of so many."""
+    """Bytes of the local store of a volume of so many."""
     sums = PAGE_TAGGED_SUMS_BLOCKS if is_encrypted else PAGE_SUMS_BLOCKS
     return size + (HEAD_BLOCKS + pages(size) * (2 + sums)) * BLOCK
 

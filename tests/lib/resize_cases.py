@@ -25,7 +25,7 @@ def home_file(daemon):
 
 
 def resize(daemon, size, model=None):
-    """Give the volume a size, and the model with it; the home's file has the room for that, and no more."""
+    """Give the volume a size, and the model with it; the local store's file has the room for that, and no more."""
     assert daemon.json("volume", "resize", "v", "--size", str(size), "--shrink")["bytes"] == size
     needs = store_bytes(size, is_encrypted=bool(daemon.volume("v").get("encryption")))
     assert home_file(daemon).stat().st_size == needs

@@ -1,4 +1,4 @@
-"""A volume in storage mode: its home under `hdcs check`, `hdcs inspect` and a scrub."""
+"""A volume in storage mode: its local store under `hdcs check`, `hdcs inspect` and a scrub."""
 
 import json
 import os

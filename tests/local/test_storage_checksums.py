@@ -1,4 +1,4 @@
-"""Checksums of the data in the home of a volume in storage mode: damage is refused, told and healed, a crash damages nothing."""
+"""Checksums of the data in the local store of a volume in storage mode: damage is refused, told and healed, a crash damages nothing."""
 
 import os
 

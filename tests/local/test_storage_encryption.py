@@ -1,5 +1,5 @@
 """Encryption of the home of a volume in storage mode: no plaintext in log or home, whatever is written and when; the
-backend gets plaintext; a home of another key, or without one, is refused; checks need no key."""
+backend gets plaintext; a local store of another key, or without one, is refused; checks need no key."""
 
 import json
 import shutil
@@ -132,7 +132,7 @@ def test_storage_encryption_is_checked_without_the_key(tmp_path):
 
 
 def seal(path, data_key):
-    """Have the superblocks say that the home is encrypted with this key."""
+    """Have the superblocks say that the local store is encrypted with this key."""
     def change(block):
         block[80:96] = data_key
 
@@ -223,7 +223,7 @@ def test_storage_encryption_refuses_a_forged_map(tmp_path, forge):
         daemon.start()
         daemon.until(lambda: daemon.volume("v")["phase"] == "failed")
         reason = daemon.volume("v")["reason"]
-        assert "does not authenticate" in reason and "put the home back that was there" in reason, reason
+        assert "does not authenticate" in reason and "put the local store back that was there" in reason, reason
         daemon.stop()
         shutil.copy(kept, home_path(daemon))
         daemon.start()

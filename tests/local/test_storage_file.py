@@ -1,4 +1,4 @@
-"""Storage mode over a file: the node's store is the home, and the backend gets what is dirty when that is asked for."""
+"""Storage mode over a file: the node's store is the local store, and the backend gets what is dirty when that is asked for."""
 
 import os
 import re
@@ -270,7 +270,7 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         daemon.start()
         volume = daemon.volume("v")
         assert volume["state"] == "error"
-        for part in ("its home is lost", "was closed at", "--discard-dirty"):
+        for part in ("its local store is lost", "was closed at", "--discard-dirty"):
             assert part in volume["reason"], volume["reason"]
         # What the log was about to give up is in both.
         held = int(re.search(r"held (\d+) dirty bytes", volume["reason"])[1])
@@ -285,7 +285,7 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         with open(lost, "r+b") as file:
             file.write(b"something else".ljust(8192, b"!"))
         daemon.start()
-        assert "its home is lost" in daemon.volume("v")["reason"]
+        assert "its local store is lost" in daemon.volume("v")["reason"]
         opened = daemon.json("volume", "open", "v", "--discard-dirty")
         assert 8 * MIB <= opened["lost"]["dirty_bytes_max"] <= 16 * MIB
         assert opened["lost"]["is_home"]
@@ -298,7 +298,7 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         lost.unlink()
         daemon.start()
         said = daemon.ok("volume", "open", "v", "--discard-dirty")
-        assert "volume v is open, without its home, which is lost: " in said
+        assert "volume v is open, without its local store, which is lost: " in said
         daemon.stop()
 
 
@@ -322,7 +322,7 @@ def test_storage_device_of_another_volume_is_never_formatted(tmp_path):
                 run("losetup", device, disk)
             before = [disk.read_bytes() for disk in disks]
             daemon.start()
-            assert "its home is lost" in daemon.volume("a")["reason"]
+            assert "its local store is lost" in daemon.volume("a")["reason"]
             logs = [daemon.log_of(name) for name in "ab"]
             kept = [log.read_bytes() for log in logs]
             refused(daemon.cli("volume", "open", "a", "--discard-dirty"), 1, "holds something else", devices[0])
@@ -381,7 +381,7 @@ def test_storage_refuses_what_it_cannot_do(tmp_path):
             assert not (daemon.data / "volumes" / "w").exists()
 
         storage = ("--mode", "storage")
-        refuses(*storage, "--size", "8T", "--backend", url(tmp_path), parts=("its home", "--store-path"))
+        refuses(*storage, "--size", "8T", "--backend", url(tmp_path), parts=("its local store", "--store-path"))
         assert not image(tmp_path).exists()
         refuses(*storage, "--size", str(MIB + 512), status=2, parts=("multiple of 4096",))
         refuses("--size", "16M", "--store-path", "/tmp/x", status=2, parts=("--mode storage",))

@@ -1,4 +1,4 @@
-"""Resize of volumes in storage mode: home and backend get the size with the volume, under load, beside tiers, scrubs
+"""Resize of volumes in storage mode: local store and backend get the size with the volume, under load, beside tiers, scrubs
 and snapshots, and over crashes; what was cut off is gone."""
 
 import json
@@ -29,7 +29,7 @@ from storage_cases import Post, files, home, image, kept, url
 
 
 def has_all(daemon, tmp_path, model):
-    """The volume, and after a flush its backend, has what the model has; nothing is wrong with the home."""
+    """The volume, and after a flush its backend, has what the model has; nothing is wrong with the local store."""
     check(daemon, "v", model)
     assert daemon.cli("check", "v").returncode == 0
     daemon.ok("volume", "scrub", "v", "--rate", "1G")
@@ -161,7 +161,7 @@ def test_storage_resize_and_a_snapshot_keep_apart(tmp_path):
 def test_storage_resize_survives_kills_and_stops_at_any_time(tmp_path, seed):
     """Before that the volume is resized and written at once: below the smaller size, and as far as it goes when
     nothing is resized. What was acknowledged is there in either size; what was cut off is not. A shrink is most often
-    ended when the catalogue has it, a growth when the home has its room."""
+    ended when the catalogue has it, a growth when the local store has its room."""
     rng = random.Random(seed)
     model = Model(seed, START)
     least = 16 * MIB
@@ -233,7 +233,7 @@ def test_storage_resize_that_was_interrupted_is_cut_at_the_next_start(tmp_path):
         shutil.copy(large, entry)
         daemon.start()
         reason = daemon.volume("v")["reason"]
-        assert "its home is lost" in reason and f"of a volume of {START} bytes, not {GROWN}" in reason, reason
+        assert "its local store is lost" in reason and f"of a volume of {START} bytes, not {GROWN}" in reason, reason
         daemon.stop()
         shutil.copy(now, entry)
         daemon.start()

@@ -218,7 +218,7 @@ def test_policy_log_failure_for_good_needs_a_new_log_and_loses_nothing(daemon, d
 
 
 def test_policy_log_failure_in_storage_mode_is_a_home_whose_sums_may_be_old(daemon, device):
-    """What went past the log is in the home's data, and the sums of it that were not committed went with the node."""
+    """What went past the log is in the local store's data, and the sums of it that were not committed went with the node."""
     create(daemon, device, "--mode", "storage", "--store-path", daemon.home / "home")
     client = Client(daemon)
     for block in range(200):
@@ -281,7 +281,7 @@ def test_policy_log_failure_is_read_only_unless_it_is_set(daemon):
 
 
 def test_policy_log_failure_hides_no_damage_of_a_home(daemon, device):
-    """A check takes what does not match in the home for damage, though the log that was given up still holds it."""
+    """A check takes what does not match in the local store for damage, though the log that was given up still holds it."""
     daemon.create("v", "--mode", "storage", "--backend", f"file:{daemon.home / 'image'}", "--log-path", device.path,
                   "--log-size", "16M", "--set", "log_failure=pass-through", *DIRTY)
     home = daemon.data / "volumes/v/home"

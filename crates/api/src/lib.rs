@@ -57,7 +57,7 @@ impl ApiError {
     }
 }
 
-/// Who is the home of a volume's data.
+/// Who is the local store of a volume's data.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
 )]
@@ -101,13 +101,13 @@ pub struct CreateVolume {
     /// Encrypt it, with a data key that is wrapped with the key from there; left out, it is plain.
     #[serde(default)]
     pub encryption: Option<KeyPlace>,
-    /// Who is the home of its data.
+    /// Who is the local store of its data.
     #[serde(default)]
     pub mode: Mode,
-    /// File or block device for its home; left out, a file in the data directory.
+    /// File or block device for its local store; left out, a file in the data directory.
     #[serde(default)]
     pub store_path: Option<String>,
-    /// Take a block device for the home although it holds something.
+    /// Take a block device for the local store although it holds something.
     #[serde(default)]
     pub store_overwrite: bool,
     /// Settings that differ from the node's.
@@ -283,7 +283,7 @@ pub struct Detached {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenVolume {
-    /// If its write log or its home is lost, open it from its backend alone with new ones.
+    /// If its write log or its local store is lost, open it from its backend alone with new ones.
     #[serde(default)]
     pub discard_dirty: bool,
     /// File or block device for that new log; left out, the place of the lost one.
@@ -297,10 +297,10 @@ pub struct OpenVolume {
     pub log_overwrite: bool,
 }
 
-/// What was lost with a write log or a home.
+/// What was lost with a write log or a local store.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lost {
-    /// Whether it was the home; else the write log.
+    /// Whether it was the local store; else the write log.
     #[serde(default)]
     pub is_home: bool,
     /// Dirty bytes at most.
@@ -311,7 +311,7 @@ pub struct Lost {
     pub said: String,
     /// Where the old log is kept, if there was a file in its place.
     pub log_kept: Option<String>,
-    /// Where what was in the home's place is kept, if that was given up and there was a file.
+    /// Where what was in the local store's place is kept, if that was given up and there was a file.
     #[serde(default)]
     pub home_kept: Option<String>,
 }
@@ -534,7 +534,7 @@ pub struct Counters {
     /// Quality of service.
     #[serde(default)]
     pub qos: QosCounters,
-    /// Its home; none: it is in cache mode. What is dirty there is part of `dirty_bytes`.
+    /// Its local store; none: it is in cache mode. What is dirty there is part of `dirty_bytes`.
     #[serde(default)]
     pub home: Option<HomeCounters>,
 }
@@ -560,7 +560,7 @@ pub struct QosCounters {
     pub short: bool,
 }
 
-/// The home of a volume in storage mode; counters since it was opened.
+/// The local store of a volume in storage mode; counters since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HomeCounters {
     /// Bytes that the backend does not have.
@@ -587,7 +587,7 @@ pub struct HomeCounters {
     pub tiered_bytes: u64,
     /// What the last try failed with, if it failed.
     pub trouble: Option<String>,
-    /// Bytes of data written to the home.
+    /// Bytes of data written to the local store.
     pub data_written_bytes: u64,
     /// Bytes of its map written.
     pub map_written_bytes: u64,
@@ -686,10 +686,10 @@ pub struct Volume {
     /// Whether its backend can only be read, being a snapshot: what would write is refused.
     #[serde(default)]
     pub read_only: bool,
-    /// Who is the home of its data.
+    /// Who is the local store of its data.
     #[serde(default)]
     pub mode: Mode,
-    /// The file or device of its home, if it is in storage mode.
+    /// The file or device of its local store, if it is in storage mode.
     #[serde(default)]
     pub home_path: Option<String>,
     /// Its write log's file or device.
@@ -859,7 +859,7 @@ pub struct Memory {
     /// What volumes have reserved for the indexes of their write logs.
     #[serde(default)]
     pub volumes_log_bytes: u64,
-    /// What they have reserved for tables: maps and checksums of homes, maps of volumes on S3 and HDFS.
+    /// What they have reserved for tables: maps and checksums of local stores, maps of volumes on S3 and HDFS.
     #[serde(default)]
     pub volumes_tables_bytes: u64,
     /// What they have reserved for buffers of their own.
@@ -915,7 +915,8 @@ pub struct Status {
     pub nbd_listen: Vec<String>,
     /// Connections open.
     pub connections: u64,
-    /// The longest turn of the data path in the last 30 to 60 seconds: for so long each client has waited at least once.
+    /// The longest turn of the data path in the last 30 to 60 seconds: for so long each client has waited at least
+    /// once.
     #[serde(default)]
     pub longest_turn_us: u64,
     /// Volumes.

@@ -107,8 +107,8 @@ pub trait Place: std::fmt::Debug + Send {
     fn held(&self) -> Option<Held> {
         Some(Held::Unnamed)
     }
-    /// Whether there is data beyond the end of a volume of `bytes` bytes here, which a change of its size would cut off.
-    /// Blocks.
+    /// Whether there is data beyond the end of a volume of `bytes` bytes here, which a change of its size would cut
+    /// off. Blocks.
     fn has_beyond(&self, _bytes: u64) -> bool {
         false
     }
@@ -154,8 +154,8 @@ pub trait Place: std::fmt::Debug + Send {
     fn bound(&mut self, _memory: memory::ObjectMemory) {}
     /// Open it for a volume of `bytes` bytes, alone. Blocks.
     fn open(&self, bytes: u64, absent: Absent) -> Result<Box<dyn Opened>, BackendError>;
-    /// Remove what a volume has had here, with everything in it, and nothing that came in its place; nobody has it open,
-    /// and a volume of objects was given up ([`SnapshotCommand::GiveUp`]). Blocks.
+    /// Remove what a volume has had here, with everything in it, and nothing that came in its place; nobody has it
+    /// open, and a volume of objects was given up ([`SnapshotCommand::GiveUp`]). Blocks.
     fn remove(&self, was: Held) -> Result<(), BackendError>;
 }
 
@@ -217,8 +217,8 @@ pub trait SnapshotStore {
     fn forget_dead_clones(&self) -> Result<u64, BackendError> {
         Ok(0)
     }
-    /// Remove what a volume here that was given up has left, which was encrypted with this data key, if it was; how many
-    /// objects that were.
+    /// Remove what a volume here that was given up has left, which was encrypted with this data key, if it was; how
+    /// many objects that were.
     fn sweep(&self, _key: Option<Uuid>) -> Result<u64, BackendError> {
         Ok(0)
     }
@@ -434,12 +434,12 @@ pub trait Backend {
     fn next_wakeup(&self) -> Option<Nanos>;
     /// What it can do; does not change while it is open.
     fn capabilities(&self) -> Capabilities;
-    /// The home that it is, if the volume is in storage mode.
-    fn home(&self) -> Option<&home::HomeBackend> {
+    /// The local store that it is, if the volume is in storage mode.
+    fn home(&self) -> Option<&home::LocalStoreBackend> {
         None
     }
     /// See [`Self::home`].
-    fn home_mut(&mut self) -> Option<&mut home::HomeBackend> {
+    fn home_mut(&mut self) -> Option<&mut home::LocalStoreBackend> {
         None
     }
     /// No operation comes any more: begin nothing of its own, and say whether nothing is under way.
@@ -708,7 +708,7 @@ impl Prepared {
         }
     }
 
-    /// With the home of a volume in storage mode in front of it.
+    /// With the local store of a volume in storage mode in front of it.
     #[must_use]
     pub fn behind(self, home: Option<home::store::Store>) -> Self {
         Self { home, ..self }
@@ -756,7 +756,7 @@ impl Prepared {
         let backend: Box<dyn Backend> = match self.home {
             Some(store) => {
                 let inner = Stack::new(backend, self.bytes);
-                Box::new(home::HomeBackend::new(store, inner, self.bytes))
+                Box::new(home::LocalStoreBackend::new(store, inner, self.bytes))
             }
             None => backend,
         };
@@ -824,7 +824,7 @@ impl Stack {
     }
 
     /// See [`Backend::home`].
-    pub fn home(&self) -> Option<&home::HomeBackend> {
+    pub fn home(&self) -> Option<&home::LocalStoreBackend> {
         self.backend.home()
     }
 
@@ -844,7 +844,7 @@ impl Stack {
         }
     }
 
-    /// Compare a piece of the home with its checksums, if the volume is in storage mode.
+    /// Compare a piece of the local store with its checksums, if the volume is in storage mode.
     pub fn verify_home(
         &mut self,
         now: Nanos,

@@ -1,6 +1,6 @@
 //! What each volume needs of the process's memory beside what all volumes share: the index of its write log, the tables
-//! and buffers of its home, and what its backend keeps. It is reserved before the volume is opened or grows, from the
-//! part of the cap that is for volumes ([`hdcs_server::config::budget`]); what does not fit is refused.
+//! and buffers of its local store, and what its backend keeps. It is reserved before the volume is opened or grows,
+//! from the part of the cap that is for volumes ([`hdcs_server::config::budget`]); what does not fit is refused.
 //!
 //! Invariants:
 //! 1. What is reserved is never more than the share had when it was reserved.
@@ -38,7 +38,7 @@ const INHERITED_BYTES: u64 = 2 * MIB;
 const INHERITED_STRETCH_BYTES: u64 = 16;
 /// What the libraries of Ceph hold for an image: copies of what is under way, maps of the image's objects.
 const RBD_BYTES: u64 = 16 * MIB;
-/// The least that a home has for checksums: it works with less of them at hand, and reads more.
+/// The least that a local store has for checksums: it works with less of them at hand, and reads more.
 const HOME_SUMS_BYTES_MIN: u64 = 256 * KIB;
 /// Bytes of data for each byte of checksums.
 const SUMS_RATIO: u64 = 128;
@@ -53,8 +53,8 @@ const OBJECT_BYTES: u64 = 38;
 const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
 /// What a volume takes beyond the least, as long as it has no more in all than this part of what others leave: larger
-/// objects save requests, checksums that are at hand save reads, and entries beyond one for each block are for compressed
-/// data.
+/// objects save requests, checksums that are at hand save reads, and entries beyond one for each block are for
+/// compressed data.
 const OBJECTS_SHARE: u64 = 2;
 const SUMS_SHARE: u64 = 4;
 const ENTRIES_SHARE: u64 = 8;
@@ -312,7 +312,7 @@ pub struct Needs {
     pub bytes: u64,
     /// Size of its write log.
     pub log_bytes: u64,
-    /// Size of its home, if it is in storage mode.
+    /// Size of its local store, if it is in storage mode.
     pub home_bytes: Option<u64>,
     /// Its backend.
     pub kind: Kind,
@@ -341,7 +341,7 @@ impl Needs {
         }
     }
 
-    /// A home flushes its backend after 64 GiB, which smaller objects would be too many for.
+    /// A local store flushes its backend after 64 GiB, which smaller objects would be too many for.
     fn levels(&self) -> &'static [ObjectMemory] {
         match (self.kind, self.home_bytes) {
             (Kind::Objects, None) => &ObjectMemory::LEVELS,
@@ -461,19 +461,19 @@ impl Needs {
     }
 }
 
-/// Memory of the tables of a home of so many bytes: the map, two bits for each block and, while it is tiered out or
-/// opened, as much again and one bit more; and so much for checksums.
+/// Memory of the tables of a local store of so many bytes: the map, two bits for each block and, while it is tiered out
+/// or opened, as much again and one bit more; and so much for checksums.
 fn home_tables_bytes(bytes: u64, sums_bytes: u64) -> u64 {
     let page = BLOCK_BYTES as u64;
     let map = pages(bytes).saturating_mul(page * 5 / 2);
     map.saturating_add(sums_bytes + sums_bytes / SUMS_OVERHEAD_DIVISOR)
 }
 
-/// What verifying a volume over objects takes beside, with plenty and at least: what its manifests need, one object, the
-/// same decrypted, and decompressed.
+/// What verifying a volume over objects takes beside, with plenty and at least: what its manifests need, one object,
+/// the same decrypted, and decompressed.
 pub const VERIFY_OBJECTS: [Parts; 2] = [buffers(100 * MIB), buffers(60 * MIB)];
 
-/// What verifying a home of so many bytes takes beside: its map, and what is read at once.
+/// What verifying a local store of so many bytes takes beside: its map, and what is read at once.
 pub fn verify_home(bytes: u64) -> Parts {
     Parts {
         tables_bytes: home_tables_bytes(bytes, 0),
@@ -545,7 +545,7 @@ impl VolumeMemory {
         self.reserved().lease.parts
     }
 
-    /// Have what it needs with so many bytes, to which it is to grow, or which its home has.
+    /// Have what it needs with so many bytes, to which it is to grow, or which its local store has.
     pub fn reach_bytes(&self, bytes: u64) -> Result<(), Shortage> {
         let needs = Needs {
             bytes: bytes.max(self.needs.bytes),
@@ -572,7 +572,7 @@ impl VolumeMemory {
         Ok(())
     }
 
-    /// What a home has for checksums.
+    /// What a local store has for checksums.
     pub fn sums_bytes(&self) -> usize {
         self.plenty.sums_bytes as usize
     }

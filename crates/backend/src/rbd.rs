@@ -56,7 +56,7 @@ const OPEN_TIME_MAX: Duration = Duration::from_secs(45);
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(20);
 /// Objects that one answer about extents covers at most; a client asks again from where it ended.
 const EXTENT_OBJECTS_MAX: u64 = 4096;
-/// The token of the wait for the image's descriptor; without the bits by which a home tells its own.
+/// The token of the wait for the image's descriptor; without the bits by which a local store tells its own.
 const EVENT_TOKEN: Token = Token(u64::MAX >> 2);
 
 /// See the module.

@@ -8,7 +8,7 @@ use clap::Args;
 use hdcs_api::{CheckReport, ErrorKind, Volume};
 use hdcs_server::catalogue::{self, VolumeName};
 use hdcs_server::data_dir::Layout;
-use hdcs_server::inspect::home::HomeSummary;
+use hdcs_server::inspect::home::LocalStoreSummary;
 use hdcs_server::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -57,7 +57,7 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
             describe_log(log);
         }
         Inspection::Home { path, home } => {
-            output::line(&format!("home {path}"));
+            output::line(&format!("local store {path}"));
             describe_home(home);
         }
         Inspection::Cache { path, cache } => {
@@ -110,9 +110,9 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn describe_home(home: &HomeSummary) {
+fn describe_home(home: &LocalStoreSummary) {
     output::line(&format!(
-        "home of volume {}: {}, sequence {}, map of {} pages, {} damaged copies{}",
+        "local store of volume {}: {}, sequence {}, map of {} pages, {} damaged copies{}",
         home.volume,
         show(home.bytes),
         home.sequence,
@@ -125,14 +125,14 @@ fn describe_home(home: &HomeSummary) {
         }
     ));
     output::line(&format!(
-        "home: {} dirty, {} zero, {} clean, {} only in the backend",
+        "local store: {} dirty, {} zero, {} clean, {} only in the backend",
         show(home.dirty_bytes),
         show(home.zero_bytes),
         show(home.clean_bytes),
         show(home.absent_bytes)
     ));
     if let Some(key) = &home.data_key {
-        output::line(&format!("home: encrypted with data key {key}"));
+        output::line(&format!("local store: encrypted with data key {key}"));
     }
     for problem in &home.problems {
         output::line(&format!("PROBLEM: {problem}"));

@@ -130,7 +130,7 @@ pub fn volume(volume: &Volume) {
         row("  allocated there", show(bytes));
     }
     if let Some(path) = &volume.home_path {
-        row("home (storage mode)", path.clone());
+        row("local store (storage mode)", path.clone());
     }
     row(
         "write log",
@@ -197,7 +197,7 @@ pub fn volume(volume: &Volume) {
         }
         if let Some(home) = &c.home {
             row(
-                "home: dirty, clean, only in the backend",
+                "local store: dirty, clean, only in the backend",
                 format!(
                     "{}, {}, {}",
                     show(home.dirty_bytes + home.zero_bytes),

@@ -119,7 +119,7 @@ async fn watch(client: &Client, name: &VolumeName) -> Result<Scrub, Failure> {
             let word = match scrub.part.as_str() {
                 "write log" => "of the write log scrubbed",
                 "SSD tier" => "of the SSD tier scrubbed",
-                "home" => "of the home scrubbed",
+                "home" => "of the local store scrubbed",
                 _ => "of the backend scrubbed",
             };
             let bytes = scrub.part_bytes;

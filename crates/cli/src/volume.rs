@@ -99,8 +99,8 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Make a volume a block device of this host, by the kernel's NBD client. `nbd-client -d DEVICE` ends that, and not
-    /// `detach`, which makes the node forget the volume. Requests fail when the node is gone, or has not answered for 600
-    /// seconds; then unmount, end it, and attach it again
+    /// `detach`, which makes the node forget the volume. Requests fail when the node is gone, or has not answered for
+    /// 600 seconds; then unmount, end it, and attach it again
     Attach(attach::Arguments),
     /// Let the node forget a volume, after its dirty data is written to the backend; backend and log stay
     Detach {
@@ -154,13 +154,13 @@ pub(crate) struct Create {
 /// What a new volume is, whatever it begins with: `create`, `import` and `clone` take the same.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Behaviour {
-    /// Who is the home of the data
+    /// Who is the local store of the data
     #[arg(long, default_value = "cache")]
     mode: Mode,
-    /// In storage mode: file or block device for the home [default: a file in the data directory]
+    /// In storage mode: file or block device for the local store [default: a file in the data directory]
     #[arg(long, value_name = "PATH")]
     store_path: Option<PathBuf>,
-    /// Take a block device for the home although it holds something
+    /// Take a block device for the local store although it holds something
     #[arg(long)]
     store_overwrite: bool,
     /// What the cache does with writes and reads [default: the node's `policy`]
@@ -200,7 +200,7 @@ pub(crate) struct Behaviour {
 /// Whether a new volume is encrypted.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Encrypt {
-    /// Encrypt what leaves memory for the log, the home, the SSD tier and objects; needs a key
+    /// Encrypt what leaves memory for the log, the local store, the SSD tier and objects; needs a key
     #[arg(long)]
     encrypt: bool,
     #[command(flatten)]
@@ -300,7 +300,7 @@ impl Behaviour {
 pub(crate) struct Open {
     /// Name of the volume
     name: VolumeName,
-    /// If its write log or its home is lost, open it from its backend alone, with new ones
+    /// If its write log or its local store is lost, open it from its backend alone, with new ones
     #[arg(long)]
     discard_dirty: bool,
     /// File or block device for the new log [default: the place of the lost one]
@@ -571,8 +571,8 @@ async fn open(client: &Client, arguments: Open) -> Result<(), Failure> {
     let opened: OpenedVolume = client.request(Method::POST, &path, &request).await?;
     said(arguments.json, &opened, || {
         let lost = opened.lost.as_ref().map_or(String::new(), |lost| {
-            let what = if lost.is_home { "home" } else { "log" };
-            let kept = [("home", &lost.home_kept), ("log", &lost.log_kept)];
+            let what = if lost.is_home { "local store" } else { "log" };
+            let kept = [("local store", &lost.home_kept), ("log", &lost.log_kept)];
             let kept = kept.into_iter().filter_map(|(what, path)| {
                 let path = path.as_ref()?;
                 Some(format!(

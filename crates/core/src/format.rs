@@ -62,7 +62,7 @@
 //! says up to which stamp of which cache the invalidations have to be there for its tail to be right
 //! (`cache`, `cache_stamp`). If they are not, nothing that the cache holds of the volume counts.
 //!
-//! # Home of a volume in storage mode
+//! # Local store of a volume in storage mode
 //!
 //! ```text
 //! block 0, 1      HomeSuperblock, written in turn by the parity of their sequence
@@ -79,18 +79,17 @@
 //! A commit that changes pages writes a superblock together with their copies. Its `map_digest` is the sum, modulo
 //! 2^64, of `mix(generation ^ mix(number + 1))` of all pages, where `mix` is the finalizer of SplitMix64. Of each page
 //! the newest copy up to `commits` has to make up that sum, unless both copies of one are newer; none is newer by more
-//! than one commit. Otherwise a page or a superblock is older than what was flushed, and the home is refused.
+//! than one commit. Otherwise a page or a superblock is older than what was flushed, and the local store is refused.
 //!
-//! The checksums are the CRC-32C of each sector of the page's blocks, as it is stored, four bytes each in
-//! the order of the sectors. If the data is encrypted, the first four bytes of the sector's tag follow each of them, and
-//! there are 252 blocks of checksums instead of 126; block `i` of the volume lies in block `8 + 254 * (i / 16128 + 1) + i`
-//! then. Those of sectors that the map calls neither clean nor dirty mean nothing.
-//! There is no copy: what a flush has made durable matches, and what was written since is in the write
-//! log. They hold under the log that the superblock names.
+//! The checksums are the CRC-32C of each sector of the page's blocks, as it is stored, four bytes each in the order of
+//! the sectors. If the data is encrypted, the first four bytes of the sector's tag follow each of them, and there are
+//! 252 blocks of checksums instead of 126; block `i` of the volume lies in block `8 + 254 * (i / 16128 + 1) + i` then.
+//! Those of sectors that the map calls neither clean nor dirty mean nothing. There is no copy: what a flush has made
+//! durable matches, and what was written since is in the write log. They hold under the log that the superblock names.
 //!
-//! With a `data_key` each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for homes
-//! from that data key, its tweak the number of the sector on the volume and, in the upper eight bytes, that of the
-//! home. Superblocks, pages and sectors then have a [tag](#encrypted-volumes).
+//! With a `data_key` each sector of data is encrypted for itself, with AES-256-XTS: under a key derived for local
+//! stores from that data key, its tweak the number of the sector on the volume and, in the upper eight bytes, that of
+//! the local store. Superblocks, pages and sectors then have a [tag](#encrypted-volumes).
 //!
 //! # Volumes over object stores
 //!
@@ -164,12 +163,12 @@
 //! ```text
 //! tagged                        info               place
 //! superblocks of the write log  log superblocks    0, 0
-//! superblocks, pages of a home  home map           number of the home, 0
-//! sectors of a home             home sectors       number of the home, number of the sector on the volume
+//! superblocks, pages of a local store  local store map           number of the local store, 0
+//! sectors of a local store             local store sectors       number of the local store, number of the sector on the volume
 //! ```
 //!
-//! Of a superblock or page the tag is made before the checksum, with both fields zero; a field that is shorter than a tag
-//! has the first bytes of it.
+//! Of a superblock or page the tag is made before the checksum, with both fields zero; a field that is shorter than a
+//! tag has the first bytes of it.
 //!
 //! Checksums of the log and of slots are of plaintext, and encrypted with it; those in footers of
 //! the read cache are of what is on the medium. Superblocks, the cache's journal and footers,

@@ -10,8 +10,8 @@
 //! 2. No two entries that serve share a number, uuid, log or backend.
 //! 3. A damaged entry costs its volume alone, and nothing of it is changed or removed.
 //! 4. A name reaches a path only as a [`VolumeName`].
-//! 5. A log or home outside of a volume's directory goes with the volume that owns it: a directory whose entry has
-//!    another name is a copy, and a file that another entry names, too, stays.
+//! 5. A log or local store outside of a volume's directory goes with the volume that owns it: a directory whose entry
+//!    has another name is a copy, and a file that another entry names, too, stays.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -188,7 +188,7 @@ pub struct Entry<E = Encryption> {
     /// How it is encrypted, if it is. On disk it is a file of its own ([`key`]), and the entry names the data key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<E>,
-    /// The file or block device of its home, relative to the volume's directory; none: cache mode.
+    /// The file or block device of its local store, relative to the volume's directory; none: cache mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<PathBuf>,
     /// What stays in the SSD tier.
@@ -202,7 +202,7 @@ pub struct Entry<E = Encryption> {
 pub const DATA_FILE: &str = "data";
 /// Name of the write log in a volume's directory.
 pub const LOG_FILE: &str = "log";
-/// Name of the home of a volume in storage mode in its directory.
+/// Name of the local store of a volume in storage mode in its directory.
 pub const HOME_FILE: &str = "home";
 
 impl<E> Entry<E> {
@@ -231,7 +231,7 @@ impl Entry {
         directory(layout, &self.name).join(&self.log.path)
     }
 
-    /// The file or device of its home, if it is in storage mode.
+    /// The file or device of its local store, if it is in storage mode.
     pub fn home_path(&self, layout: &Layout) -> Option<PathBuf> {
         let home = self.home.as_ref()?;
         Some(directory(layout, &self.name).join(home))
@@ -477,7 +477,7 @@ fn refuse_twins(layout: &Layout, volumes: &mut BTreeMap<String, Found>) {
                 format!("write log {}", entry.log_path(layout).display()),
                 format!("backend {}", entry.backend_url(layout)),
             ];
-            let home = home.map(|path| format!("home {}", path.display()));
+            let home = home.map(|path| format!("local store {}", path.display()));
             for mark in marks.into_iter().chain(home) {
                 owners.entry(mark).or_default().push(name.clone());
             }
@@ -540,7 +540,7 @@ impl PendingVolume {
         &self.entry
     }
 
-    /// Where the home is to be made, if the volume is in storage mode.
+    /// Where the local store is to be made, if the volume is in storage mode.
     pub fn home_path(&self) -> Option<PathBuf> {
         Some(self.directory.join(self.entry.home.as_ref()?))
     }
@@ -577,8 +577,8 @@ impl Drop for PendingVolume {
     }
 }
 
-/// The backing file of a volume that is to be made, until [`PendingVolume`] takes it. Dropped before that, it leaves nothing
-/// behind; what a crash leaves of it is removed at the next start.
+/// The backing file of a volume that is to be made, until [`PendingVolume`] takes it. Dropped before that, it leaves
+/// nothing behind; what a crash leaves of it is removed at the next start.
 #[derive(Debug)]
 pub struct StagedData {
     directory: PathBuf,
@@ -798,14 +798,14 @@ fn name_of_hidden(path: &Path) -> Option<VolumeName> {
     name.parse().ok()
 }
 
-/// The files of a volume, as its entry names them: its log, its home.
+/// The files of a volume, as its entry names them: its log, its local store.
 fn files_of(directory: &Path, entry: &Stored) -> Vec<PathBuf> {
     let files = [Some(&entry.log.path), entry.home.as_ref()];
     let files = files.into_iter().flatten();
     files.map(|file| directory.join(file)).collect()
 }
 
-/// The log and home outside of a hidden directory that go with it.
+/// The log and local store outside of a hidden directory that go with it.
 fn files_outside(layout: &Layout, path: &Path) -> Result<Vec<PathBuf>, CatalogueError> {
     // What cannot be trusted decides nothing about files elsewhere.
     let Ok(entry) = sealed::read::<Stored>(&entry_file(path), ENTRY) else {
@@ -849,8 +849,8 @@ fn files_outside(layout: &Layout, path: &Path) -> Result<Vec<PathBuf>, Catalogue
     Ok(files)
 }
 
-/// Remove a hidden directory, and the log and home outside of it that are its volume's alone. Its wrapped key goes first:
-/// whatever else a medium keeps is unreadable from then on.
+/// Remove a hidden directory, and the log and local store outside of it that are its volume's alone. Its wrapped key
+/// goes first: whatever else a medium keeps is unreadable from then on.
 fn remove_directory(layout: &Layout, path: &Path) -> Result<(), CatalogueError> {
     key::destroy(path).map_err(io_at(path))?;
     for file in files_outside(layout, path)? {

@@ -151,12 +151,12 @@ pub enum Inspection {
         /// What is on it.
         cache: CacheSummary,
     },
-    /// The home of a volume in storage mode.
+    /// The local store of a volume in storage mode.
     Home {
         /// Where.
         path: String,
         /// What is in it.
-        home: home::HomeSummary,
+        home: home::LocalStoreSummary,
     },
     /// A data directory.
     DataDirectory {
@@ -192,8 +192,8 @@ pub struct VolumeSummary {
     pub log_path: Option<String>,
     /// What is on its write log.
     pub log: Option<LogSummary>,
-    /// What is in its home, if it is in storage mode.
-    pub home: Option<home::HomeSummary>,
+    /// What is in its local store, if it is in storage mode.
+    pub home: Option<home::LocalStoreSummary>,
 }
 
 /// Why a path could not be inspected.
@@ -209,7 +209,7 @@ pub enum InspectError {
     },
     /// It is nothing of HDCS.
     #[error(
-        "nothing of HDCS is here: {0}: give a write log, a home, a read cache, a data directory or a volume's directory"
+        "nothing of HDCS is here: {0}: give a write log, a local store, a read cache, a data directory or a volume's directory"
     )]
     Unknown(String),
 }
@@ -708,7 +708,7 @@ pub fn is_cache_of(path: &Path, uuid: [u8; 16]) -> bool {
     blocks.is_ok_and(|blocks| blocks.chunks_exact(BLOCK_BYTES).any(carries_it))
 }
 
-/// Make the device of a log or home empty again, so that it can be used for something else.
+/// Make the device of a log or local store empty again, so that it can be used for something else.
 pub fn wipe_device(path: &Path) -> io::Result<()> {
     let file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all_at(&vec![0; DEVICE_HEAD_BYTES], 0)?;

@@ -351,11 +351,11 @@ const OF_STORES: &[Family<StoreCounters>] = &[
     ),
 ];
 
-/// Homes of the volumes in storage mode.
+/// Local stores of the volumes in storage mode.
 const OF_HOMES: &[Family<HomeCounters>] = &[
     gauge(
         "hdcs_volume_home_bytes",
-        "Bytes of the home by what the backend has of them.",
+        "Bytes of the local store by what the backend has of them.",
         &[
             ("state=\"dirty\"", |c| c.dirty_bytes as f64),
             ("state=\"zero\"", |c| c.zero_bytes as f64),
@@ -365,7 +365,7 @@ const OF_HOMES: &[Family<HomeCounters>] = &[
     ),
     counter(
         "hdcs_volume_home_written_bytes_total",
-        "Bytes written to the home, by what they are.",
+        "Bytes written to the local store, by what they are.",
         &[
             ("part=\"data\"", |c| c.data_written_bytes as f64),
             ("part=\"map\"", |c| c.map_written_bytes as f64),
@@ -374,12 +374,12 @@ const OF_HOMES: &[Family<HomeCounters>] = &[
     ),
     counter(
         "hdcs_volume_home_damaged_reads_total",
-        "Sectors of the home that were read and did not match their checksums.",
+        "Sectors of the local store that were read and did not match their checksums.",
         &[("", |c| c.damaged_reads as f64)],
     ),
     gauge(
         "hdcs_volume_home_damaged_sectors",
-        "Sectors of the home that did not match their checksums, and were not written since.",
+        "Sectors of the local store that did not match their checksums, and were not written since.",
         &[("", |c| c.damaged_sectors as f64)],
     ),
     gauge(

@@ -22,7 +22,7 @@ pub enum Part {
     Log,
     /// The volume's lines in the SSD tier.
     Cache,
-    /// The home of a volume in storage mode.
+    /// The local store of a volume in storage mode.
     Home,
     /// What its backend holds.
     Backend,

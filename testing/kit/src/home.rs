@@ -1,4 +1,4 @@
-//! A home on memory, as a test drives it: what it wants done is done in order, when that is asked for.
+//! A local store on memory, as a test drives it: what it wants done is done in order, when that is asked for.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -11,16 +11,16 @@ use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::local::format::{self, HomeSuperblock, Layout};
 use hdcs_core::local::open::{Before, Opening, Refused, Step};
-use hdcs_core::local::{Action, Ask, Event, Home};
+use hdcs_core::local::{Action, Ask, Event, LocalStore};
 use zerocopy::IntoBytes;
 
-/// Size of the home.
+/// Size of the local store.
 pub const BYTES: u64 = 16 << 20;
 /// The key of the toy cipher; any other stands for no encryption.
 pub const KEY: [u8; 16] = [3; 16];
 /// The volume's id.
 pub const UUID: [u8; 16] = [7; 16];
-/// The random number of the home.
+/// The random number of the local store.
 pub const HOME: u64 = 99;
 /// The random number of its log.
 pub const LOG: u64 = 5;
@@ -64,10 +64,10 @@ impl KeyedCipher for Toy {
     }
 }
 
-/// A home on memory. What it wants done is done in order, when that is asked for.
+/// A local store on memory. What it wants done is done in order, when that is asked for.
 pub struct Rig {
     /// The state machine.
-    pub home: Home,
+    pub home: LocalStore,
     /// Its store.
     pub store: Vec<u8>,
     /// What it tiers out to.
@@ -98,13 +98,13 @@ pub fn superblock(store: &[u8]) -> HomeSuperblock {
     HomeSuperblock::newest(blocks).unwrap()
 }
 
-/// Open the home of a store.
-pub fn open(store: &mut [u8]) -> Home {
+/// Open the local store of a store.
+pub fn open(store: &mut [u8]) -> LocalStore {
     try_open(store).unwrap()
 }
 
 /// The same, where it may fail.
-pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
+pub fn try_open(store: &mut [u8]) -> Result<LocalStore, FormatError> {
     let why = |refused| match refused {
         Refused::Superblock(why) | Refused::Page { why, .. } | Refused::Map(why) => why,
         Refused::Size(bytes) => panic!("it is of a volume of {bytes} bytes"),
@@ -136,11 +136,11 @@ pub fn try_open(store: &mut [u8]) -> Result<Home, FormatError> {
         }
     }
     let (config, map) = opening.finish(1 << 20);
-    Ok(Home::new(config, map, cipher))
+    Ok(LocalStore::new(config, map, cipher))
 }
 
 impl Rig {
-    /// An empty home, encrypted with this key.
+    /// An empty local store, encrypted with this key.
     pub fn new(key: [u8; 16]) -> Self {
         let layout = Layout::of(key == KEY);
         let mut store = vec![0; layout.store_bytes(BYTES) as usize];

@@ -49,7 +49,7 @@ pub struct World {
     pub backend_flushes: usize,
     /// Reads of the backend that it was asked for.
     pub backend_reads: Vec<SectorRange>,
-    /// The backend refuses what reads one of these sectors, as a home does that finds them rotten.
+    /// The backend refuses what reads one of these sectors, as a local store does that finds them rotten.
     pub backend_rotten: Option<SectorRange>,
     /// What was kept of the log's superblock beside its device.
     pub kept: Option<LogSuperblock>,

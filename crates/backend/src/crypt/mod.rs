@@ -3,7 +3,7 @@
 //! ```text
 //! key file or command ──► key-encryption key ──wraps (AES-256-GCM)──► data key, random, of the volume
 //!                                                        HKDF-SHA-512 │
-//!                           log ◄──────── home ◄──────── SSD tier ◄───┴──► objects     AES-256-XTS each
+//!                           log ◄──────── local store ◄──────── SSD tier ◄───┴──► objects     AES-256-XTS each
 //! ```
 //!
 //! Invariants:
@@ -11,13 +11,14 @@
 //!    over objects beside them, too.
 //! 2. Plain keys are in memory that is wiped when it is dropped, and that no core dump shows
 //!    ([`source::keep_from_dumps`]). They are in no log line, no answer and no argument.
-//! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the
-//!    sector of the volume and the home; the block of the volume, or the stored block of a compressed line; the object's volume, its number and the slot, or the frame of slots.
+//! 3. Each medium has a key of its own, and a tweak that names the place: the block and the log; the sector of the
+//!    volume and the local store; the block of the volume, or the stored block of a compressed line; the object's
+//!    volume, its number and the slot, or the frame of slots.
 //!
 //!
 //! XTS does not find changed bytes. In the log and in objects the checksums do, which are encrypted with what they
-//! protect. The superblocks of logs and homes, and the map and the sectors of homes carry tags ([`mac::Mac`]) under keys
-//! of their own, beside checksums that need no key.
+//! protect. The superblocks of logs and local stores, and the map and the sectors of local stores carry tags
+//! ([`mac::Mac`]) under keys of their own, beside checksums that need no key.
 //!
 //! Failure: without the right key a volume does not open, which changes nothing.
 //! docs/decisions/2026-11-21-encryption.md and 2026-11-24-keyed-tags.md have the reasons.
@@ -191,9 +192,10 @@ impl Unlocked {
         }
     }
 
-    /// What encrypts the data of the home with this random number, by sectors of the volume, and authenticates it.
+    /// What encrypts the data of the local store with this random number, by sectors of the volume, and authenticates
+    /// it.
     pub fn home(&self, number: u64) -> Arc<dyn KeyedCipher> {
-        Arc::new(HomeCipher {
+        Arc::new(LocalStoreCipher {
             xts: Arc::clone(&self.home),
             map: Arc::clone(&self.home_map),
             sectors: Arc::clone(&self.home_sectors),
@@ -202,23 +204,23 @@ impl Unlocked {
     }
 }
 
-/// Encrypts sectors for one home. Its number tells it from a home that was lost, and from those of clones, which
-/// have the same key.
+/// Encrypts sectors for one local store. Its number tells it from a local store that was lost, and from those of
+/// clones, which have the same key.
 #[derive(Debug)]
-struct HomeCipher {
+struct LocalStoreCipher {
     xts: Arc<Xts>,
     map: Arc<Mac>,
     sectors: Arc<Mac>,
     number: u64,
 }
 
-impl HomeCipher {
+impl LocalStoreCipher {
     fn tweak(&self, sector: u64) -> u128 {
         u128::from(self.number) << 64 | u128::from(sector)
     }
 }
 
-impl BlockCipher for HomeCipher {
+impl BlockCipher for LocalStoreCipher {
     fn encrypt(&self, number: u64, sector: &mut [u8]) {
         self.xts.encrypt(self.tweak(number), sector);
     }
@@ -228,13 +230,13 @@ impl BlockCipher for HomeCipher {
     }
 }
 
-impl Authenticator for HomeCipher {
+impl Authenticator for LocalStoreCipher {
     fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
         self.map.tag([self.number, 0], bytes)
     }
 }
 
-impl KeyedCipher for HomeCipher {
+impl KeyedCipher for LocalStoreCipher {
     fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]) {
         self.sectors.short_tags([self.number, first], units, tags);
     }

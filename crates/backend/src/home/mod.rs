@@ -1,14 +1,14 @@
-//! The home of a volume in storage mode: drives [`hdcs_core::local`] over a store, which is a file or block
+//! The local store of a volume in storage mode: drives [`hdcs_core::local`] over a store, which is a file or block
 //! device, and the volume's backend with its filters.
 //!
 //! Invariants:
 //! 1. The store is locked while it is open, and belongs to the volume, as its superblock says.
 //! 2. Its data is encrypted if the volume is, with the volume's key.
 //! 3. All of its room is reserved when the volume is made or grows: what was accepted never lacks room.
-//! 4. The backend is asked for a snapshot only while the home holds it as a tier has left it, and nothing else
+//! 4. The backend is asked for a snapshot only while the local store holds it as a tier has left it, and nothing else
 //!    is under way there.
-//! 5. A home that is larger than its volume, which a resize that was interrupted or has failed leaves, is cut before
-//!    the volume grows: what it holds beyond the volume's end never comes back. It is cut at the next opening,
+//! 5. A local store that is larger than its volume, which a resize that was interrupted or has failed leaves, is cut
+//!    before the volume grows: what it holds beyond the volume's end never comes back. It is cut at the next opening,
 //!    before anything else is asked of it: see [`Sizes`].
 //!
 //! Failure: see [`hdcs_core::local`] and [`store`].
@@ -24,7 +24,7 @@ use hdcs_core::base::io::{Completion, Done, Extent, ExtentState, Nanos, SectorRa
 use hdcs_core::base::limits::BLOCK_SECTORS;
 use hdcs_core::local::map::BlockState;
 use hdcs_core::local::sizes::{Act, Sizes};
-use hdcs_core::local::{Action, Ask as HomeAsk, Event, Home, Status, Verified};
+use hdcs_core::local::{Action, Ask as StoreAsk, Event, LocalStore, Status, Verified};
 use hdcs_device::file::Opened;
 use hdcs_device::ring::Outcome;
 use hdcs_device::worker::JobOutput;
@@ -39,7 +39,7 @@ const STORE: u64 = 1 << 63;
 const PASSED_ON: u64 = 1 << 62;
 /// What is kept or forgotten, among what the backend is asked.
 const KEEP: Token = Token(STORE - 1);
-/// A resize, among what the home is asked.
+/// A resize, among what the local store is asked.
 const RESIZE: Token = Token(STORE - 2);
 /// Operations under way at most.
 const IN_FLIGHT_MAX: usize = 256;
@@ -47,7 +47,7 @@ const IN_FLIGHT_MAX: usize = 256;
 /// Who waits for a piece that is compared with its checksums.
 pub type Verifying = oneshot::Sender<Result<Verified, String>>;
 
-/// What a home is asked about tiers: see [`Event`].
+/// What a local store is asked about tiers: see [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tiers {
     /// Tier out what is dirty.
@@ -61,8 +61,8 @@ pub enum Tiers {
 }
 
 /// See the module.
-pub struct HomeBackend {
-    home: Home,
+pub struct LocalStoreBackend {
+    home: LocalStore,
     opened: Opened,
     inner: Stack,
     sizes: Sizes,
@@ -70,7 +70,7 @@ pub struct HomeBackend {
     resizing_inner: Option<(Token, u64)>,
     /// Why the last resize failed, if that can be told better than by an error.
     resize_trouble: Option<String>,
-    /// What waits until the home is cut.
+    /// What waits until the local store is cut.
     uncut: Vec<Operation>,
     /// What the backend has ended.
     ended: Vec<Completion>,
@@ -85,13 +85,13 @@ pub struct HomeBackend {
     next_verifying: u64,
 }
 
-impl HomeBackend {
+impl LocalStoreBackend {
     /// Put an open store of a volume of `bytes` bytes to use over its backend.
     pub fn new(mut store: Store, inner: Stack, bytes: u64) -> Self {
         store.config.backend_atomic = inner.capabilities().atomic_flush;
         let sizes = Sizes::new(bytes, store.config.bytes);
         Self {
-            home: Home::new(store.config, store.map, store.cipher),
+            home: LocalStore::new(store.config, store.map, store.cipher),
             opened: store.opened,
             inner,
             sizes,
@@ -124,7 +124,7 @@ impl HomeBackend {
         self.step(now, event, port);
     }
 
-    /// Compare what is in the home with its checksums, from a block on.
+    /// Compare what is in the local store with its checksums, from a block on.
     pub fn verify(&mut self, now: Nanos, block: u64, answer: Verifying, port: &mut Port<'_>) {
         self.next_verifying += 1;
         let token = Token(self.next_verifying);
@@ -147,7 +147,7 @@ impl HomeBackend {
         self.go_on(now, port);
     }
 
-    /// Begin to give the home the size that the volume is to have.
+    /// Begin to give the local store the size that the volume is to have.
     fn resize(&mut self, now: Nanos, token: Token, bytes: u64) {
         let bytes = self.sizes.begin(token, bytes, self.home.status().bytes);
         self.resize_trouble = None;
@@ -155,12 +155,12 @@ impl HomeBackend {
     }
 
     fn ask_for_size(&mut self, now: Nanos, bytes: u64) {
-        let (token, ask) = (RESIZE, HomeAsk::Resize { bytes });
+        let (token, ask) = (RESIZE, StoreAsk::Resize { bytes });
         let event = Event::Submit { token, ask };
         self.home.step(now, event, &mut self.actions);
     }
 
-    /// The home has the size that it was asked for, or not.
+    /// The local store has the size that it was asked for, or not.
     fn resized(&mut self, now: Nanos, result: Result<Done, IoError>, port: &mut Port<'_>) {
         let has = self.home.status().bytes;
         let (token, bytes) = match self.sizes.ended(result.is_ok(), has) {
@@ -171,18 +171,18 @@ impl HomeBackend {
         if let (Ok(_), Some(trouble)) = (&result, &self.resize_trouble) {
             tracing::warn!(
                 path = %self.opened.path.display(),
-                "the home has {bytes} bytes, but what lies behind them is not given back yet: {trouble}"
+                "the local store has {bytes} bytes, but what lies behind them is not given back yet: {trouble}"
             );
         }
         match (token, result) {
             (Some(token), result) => port.end(token, result),
             (None, Ok(_)) => tracing::info!(
                 path = %self.opened.path.display(),
-                "a resize that was interrupted is done: the home has {bytes} bytes"
+                "a resize that was interrupted is done: the local store has {bytes} bytes"
             ),
             (None, Err(error)) => tracing::warn!(
                 path = %self.opened.path.display(),
-                "the home is larger than its volume since a resize was interrupted, and cannot be cut ({}): that is \
+                "the local store is larger than its volume since a resize was interrupted, and cannot be cut ({}): that is \
                  tried again when the volume is resized or opened",
                 self.resize_trouble.clone().unwrap_or(error.to_string())
             ),
@@ -205,7 +205,7 @@ impl HomeBackend {
         match thread.spawn(move || remote.end(of_store, job())) {
             Ok(_) => port.ring.begin_remote(),
             Err(error) => {
-                self.resize_trouble = Some(format!("its home cannot be resized: {error}"));
+                self.resize_trouble = Some(format!("its local store cannot be resized: {error}"));
                 let result = Err(IoError::Failed);
                 self.ended.push(Completion { token, result });
             }
@@ -372,11 +372,11 @@ impl HomeBackend {
     fn begin(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         let Operation { token, ask } = operation;
         let ask = match ask {
-            Ask::Read { offset, buf } => HomeAsk::Read { offset, buf },
-            Ask::Write { offset, data } => HomeAsk::Write { offset, data },
+            Ask::Read { offset, buf } => StoreAsk::Read { offset, buf },
+            Ask::Write { offset, data } => StoreAsk::Write { offset, data },
             Ask::Zero { bytes: 0, .. } => return port.end(token, Ok(Done::Written)),
-            Ask::Zero { offset, bytes, .. } => HomeAsk::Zero { offset, bytes },
-            Ask::Flush => HomeAsk::Flush,
+            Ask::Zero { offset, bytes, .. } => StoreAsk::Zero { offset, bytes },
+            Ask::Flush => StoreAsk::Flush,
             Ask::Extents { range } => return self.extents(now, token, range, port),
             Ask::Snapshot(keep) => return self.keep(now, token, keep, port),
             Ask::Resize { bytes } => return self.resize(now, token, bytes),
@@ -385,7 +385,7 @@ impl HomeBackend {
         self.home.step(now, event, &mut self.actions);
     }
 
-    /// What the home has is known here; of all else the backend knows.
+    /// What the local store has is known here; of all else the backend knows.
     fn extents(&mut self, now: Nanos, token: Token, range: SectorRange, port: &mut Port<'_>) {
         let end = range.end().div_ceil(BLOCK_SECTORS);
         let (state, end) = self.home.state_of(range.first_block(), end);
@@ -407,7 +407,7 @@ impl HomeBackend {
     }
 }
 
-impl Backend for HomeBackend {
+impl Backend for LocalStoreBackend {
     fn submit(&mut self, now: Nanos, operation: Operation, port: &mut Port<'_>) {
         if self.sizes.is_uncut() {
             self.uncut.push(operation);
@@ -473,17 +473,17 @@ impl Backend for HomeBackend {
         }
     }
 
-    fn home(&self) -> Option<&HomeBackend> {
+    fn home(&self) -> Option<&LocalStoreBackend> {
         Some(self)
     }
 
-    fn home_mut(&mut self) -> Option<&mut HomeBackend> {
+    fn home_mut(&mut self) -> Option<&mut LocalStoreBackend> {
         Some(self)
     }
 
     fn finish(&mut self) -> bool {
         self.home.finish();
-        // In this order: what the home asked of its backend ends first.
+        // In this order: what the local store asked of its backend ends first.
         self.home.under_way() == 0 && self.inner.finish()
     }
 }

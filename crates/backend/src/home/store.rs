@@ -1,4 +1,4 @@
-//! The file or block device that a home lies in: made, opened, and looked at while nobody has it open.
+//! The file or block device that a local store lies in: made, opened, and looked at while nobody has it open.
 //! All of it blocks.
 
 use std::fs::{File, OpenOptions};
@@ -31,10 +31,10 @@ use crate::memory::{Shortage, VolumeMemory};
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// It is not there, or cannot be read or written.
-    #[error("home: {0}")]
+    #[error("local store: {0}")]
     Device(#[from] DeviceError),
-    /// What is there is no home, a damaged one, or another volume's.
-    #[error("home: {}: {source}", path.display())]
+    /// What is there is no local store, a damaged one, or another volume's.
+    #[error("local store: {}: {source}", path.display())]
     Format {
         /// Where.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum StoreError {
         source: FormatError,
     },
     /// A page of its map is gone, and with it what is dirty.
-    #[error("home: {}: both copies of page {page} of its map: {source}", path.display())]
+    #[error("local store: {}: both copies of page {page} of its map: {source}", path.display())]
     Page {
         /// Where.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum StoreError {
     /// The checksum of a part of its map is right, and nobody who has the key has written it.
     #[error(
         "home: {}: its {part} does not authenticate: somebody without the volume's key has written it: find out who can \
-         write to its medium; put the home back that was there, or restore it from a backup", path.display()
+         write to its medium; put the local store back that was there, or restore it from a backup", path.display()
     )]
     Forged {
         /// Where.
@@ -63,7 +63,7 @@ pub enum StoreError {
         part: String,
     },
     /// A write of its map is gone that the device had acknowledged.
-    #[error("home: {}: its map: {source}", path.display())]
+    #[error("local store: {}: its map: {source}", path.display())]
     Map {
         /// Where.
         path: PathBuf,
@@ -71,7 +71,7 @@ pub enum StoreError {
         source: FormatError,
     },
     /// Its map does not fit the memory for that.
-    #[error("home: {}: {shortage}", path.display())]
+    #[error("local store: {}: {shortage}", path.display())]
     Memory {
         /// Where.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum StoreError {
         shortage: Shortage,
     },
     /// It is encrypted and the volume is not, or the other way round, or with another key.
-    #[error("home: {}: {what}: put the right home back", path.display())]
+    #[error("local store: {}: {what}: put the right local store back", path.display())]
     Key {
         /// Where.
         path: PathBuf,
@@ -87,7 +87,7 @@ pub enum StoreError {
         what: String,
     },
     /// It is of another size than the volume.
-    #[error("home: {}: it is of a volume of {has} bytes, not {needs}", path.display())]
+    #[error("local store: {}: it is of a volume of {has} bytes, not {needs}", path.display())]
     Size {
         /// Where.
         path: PathBuf,
@@ -120,7 +120,7 @@ impl StoreError {
 pub enum ResizeError {
     /// There is no room.
     #[error(
-        "its home needs {needs} bytes more in {}, and {missing} of them are missing there: make room", path.display()
+        "its local store needs {needs} bytes more in {}, and {missing} of them are missing there: make room", path.display()
     )]
     NoSpace {
         /// The file.
@@ -131,7 +131,7 @@ pub enum ResizeError {
         missing: u64,
     },
     /// Its device is too small, or its file cannot be changed.
-    #[error("its home: {0}")]
+    #[error("its local store: {0}")]
     Device(#[from] DeviceError),
 }
 
@@ -364,7 +364,7 @@ pub fn open(
         tracing::info!(
             path = %path.display(),
             pages = opening.repairs(),
-            "pages of a home's map were written anew from their copies"
+            "pages of a local store's map were written anew from their copies"
         );
     }
     let (config, map) = opening.finish(memory.sums_bytes());
@@ -373,13 +373,13 @@ pub fn open(
         // Room that a resize had reserved, or had yet to give back, when it was interrupted.
         let given_back = opened.file.set_len(needs);
         if let Err(error) = given_back {
-            tracing::warn!(path = %path.display(), "what is behind the end of a home stays there: {error}");
+            tracing::warn!(path = %path.display(), "what is behind the end of a local store stays there: {error}");
         }
     }
     if config.sums_log == SUMS_UNTRUSTED {
         tracing::warn!(
             path = %path.display(),
-            "what was written last is not in the write log any more, so that the checksums of this home are not \
+            "what was written last is not in the write log any more, so that the checksums of this local store are not \
              believed: they are made anew from its data, and until then damage goes unseen"
         );
     }
@@ -413,7 +413,7 @@ fn refused(path: &Path, needs: u64, why: Refused) -> StoreError {
     }
 }
 
-/// Why a volume with these keys, or none, cannot have a home that is encrypted with this one.
+/// Why a volume with these keys, or none, cannot have a local store that is encrypted with this one.
 fn wrong_key(data_key: [u8; 16], keys: Option<&Unlocked>) -> Option<String> {
     let has = Uuid::from_bytes(data_key);
     match (has.is_nil(), keys.map(|keys| keys.objects.wrapped.id())) {
@@ -442,7 +442,7 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
         let found = pair(&file, superblock.layout().page_offset(page, 0))?;
         let found = format::choose_page([&found[0], &found[1]], home, page, None).ok()?;
         check.add(&found);
-        // Never more than one of them in memory, whatever the size of the home.
+        // Never more than one of them in memory, whatever the size of the local store.
         let its = (blocks - page * PAGE_BLOCKS).min(PAGE_BLOCKS);
         let map = Map::load(vec![found.page], its, 0, true);
         dirty += map.count(BlockState::Dirty);
@@ -466,7 +466,7 @@ fn superblock_of(file: &File, volume: Uuid) -> Option<HomeSuperblock> {
     (superblock.volume == volume.into_bytes()).then_some(superblock)
 }
 
-/// Whether a file or device begins like a home of this volume.
+/// Whether a file or device begins like a local store of this volume.
 pub fn is_of(path: &Path, volume: Uuid) -> bool {
     let file = File::open(path);
     file.is_ok_and(|file| superblock_of(&file, volume).is_some())

@@ -1,4 +1,4 @@
-//! A home over a store in a file and a backend, as a shard drives them: sizes, and what stops on the way.
+//! A local store over a store in a file and a backend, as a shard drives them: sizes, and what stops on the way.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const VOLUME: Uuid = Uuid::from_u128(7);
 const BYTES: u64 = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The home of a volume of `bytes` bytes in `directory`, over an image there.
+/// The local store of a volume of `bytes` bytes in `directory`, over an image there.
 fn open(directory: &Path, bytes: u64) -> Bench {
     let (path, image) = (directory.join("home"), directory.join("image"));
     if !path.exists() {

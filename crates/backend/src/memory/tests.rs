@@ -127,7 +127,7 @@ fn volume_over_objects_grows_only_if_its_directory_fits() {
         let memory = needs.reserve(&share, 0).unwrap();
         let before = memory.parts();
         memory.reach_bytes(64 * GIB).unwrap();
-        // In storage mode the map of its home, too.
+        // In storage mode the map of its local store, too.
         let grown = memory.parts().tables_bytes - before.tables_bytes;
         let map = if home_bytes.is_some() {
             63 * 150 * KIB

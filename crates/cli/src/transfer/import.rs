@@ -46,7 +46,8 @@ pub(crate) struct Import {
     /// Size of the volume [default: the image's]; the exact length of standard input
     #[arg(long, value_parser = parse_volume_size)]
     size: Option<Size>,
-    /// Where cold data lives, such as file:PATH; a place where nothing is [default: a sparse file in the data directory]
+    /// Where cold data lives, such as file:PATH; a place where nothing is [default: a sparse file in the data
+    /// directory]
     #[arg(long, value_name = "URL")]
     backend: Option<String>,
     /// Take a backend that is there already, and overwrite what it holds
@@ -155,7 +156,7 @@ fn refuse_own_places(arguments: &Import, backend: Option<&str>) -> Result<(), Fa
     let taken = arguments.behaviour.places().find(|path| is_image(path));
     taken.map_or(Ok(()), |path| {
         Err(Failure::misused(format!(
-            "{}: it is the image itself: name another place for the volume's log or home",
+            "{}: it is the image itself: name another place for the volume's log or local store",
             path.display()
         )))
     })

@@ -1,8 +1,8 @@
 //! What encrypts the data of a volume before it leaves memory for a medium.
 //!
-//! The driver makes it from a key; here only its place in the data path is decided. A cipher keeps
-//! sizes and places: of a *unit* it makes as many bytes. The unit of the SSD tier is a block, that of a home, which
-//! writes parts of blocks, a sector; each has a cipher of its own, so that their numbers never meet. Damage is for checksums to find; a
+//! The driver makes it from a key; here only its place in the data path is decided. A cipher keeps sizes and places: of
+//! a *unit* it makes as many bytes. The unit of the SSD tier is a block, that of a local store, which writes parts of
+//! blocks, a sector; each has a cipher of its own, so that their numbers never meet. Damage is for checksums to find; a
 //! cipher of this kind finds none.
 
 use core::fmt::Debug;
@@ -31,10 +31,10 @@ pub trait Authenticator: Debug + Send + Sync {
     fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES];
 }
 
-/// What encrypts the data of a home, and authenticates it and the structures that say where it is.
+/// What encrypts the data of a local store, and authenticates it and the structures that say where it is.
 pub trait KeyedCipher: BlockCipher + Authenticator {
-    /// The tags of encrypted units, one for each of `tags`, in the places from this number on. A tag is none of anything
-    /// else, nor of the same bytes in another place or home.
+    /// The tags of encrypted units, one for each of `tags`, in the places from this number on. A tag is none of
+    /// anything else, nor of the same bytes in another place or local store.
     fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]);
 }
 

@@ -52,22 +52,23 @@ pub const LOG_PART_BYTES: u64 = 80;
 pub const LOG_BLOCK_CHECKSUM_BYTES: u64 = 4;
 /// Entries of one generation of destage at most: bounds the plan's memory.
 pub const DESTAGE_ENTRIES_MAX: u64 = 8 << 10;
-/// Memory for each piece that destage writes: its place in the plan, and there in the order of the volume and of the log.
+/// Memory for each piece that destage writes: its place in the plan, and there in the order of the volume and of the
+/// log.
 const DESTAGE_PIECE_BYTES: u64 = 288;
 
 const fn least(a: u64, b: u64) -> u64 {
     if a < b { a } else { b }
 }
 
-/// Pieces that later writes cut the entries of a generation into, beyond which every entry is taken as it is, with a log
-/// that may hold so many entries: bounds the plan's memory. To write something that a later generation writes again
+/// Pieces that later writes cut the entries of a generation into, beyond which every entry is taken as it is, with a
+/// log that may hold so many entries: bounds the plan's memory. To write something that a later generation writes again
 /// costs time, and does no harm.
 pub const fn pieces_max(entries_max: u64) -> u64 {
     least(entries_max / 2, 2 * DESTAGE_ENTRIES_MAX)
 }
 
-/// Memory that a volume needs at most to know what a log of so many bytes holds, which is so many entries, and to destage
-/// it.
+/// Memory that a volume needs at most to know what a log of so many bytes holds, which is so many entries, and to
+/// destage it.
 pub const fn log_memory_bytes(log_bytes: u64, entries_max: u64) -> u64 {
     let parts = entries_max.saturating_mul(LOG_ENTRY_PARTS);
     let pieces = pieces_max(entries_max) + least(entries_max, DESTAGE_ENTRIES_MAX);
@@ -142,8 +143,8 @@ pub const CACHE_READS_MAX: usize = 16;
 pub const CACHE_INVALIDATIONS_MAX: usize = 1 << 16;
 /// Failed reads or writes in a row after which the SSD tier is given up.
 pub const CACHE_ERRORS_IN_ROW_MAX: u32 = 8;
-/// Earlier starts of a cache of which its superblocks tell how far the journal had come. A volume that was not opened in
-/// any of them finds nothing in the cache.
+/// Earlier starts of a cache of which its superblocks tell how far the journal had come. A volume that was not opened
+/// in any of them finds nothing in the cache.
 pub const CACHE_STARTS_KEPT: usize = 16;
 /// Segments behind the last one that has a footer whose footers are read twice at a start: as many as may be under
 /// way beside one another, and some more.
@@ -308,33 +309,35 @@ const _: () = assert!(
     HOME_TIER_FLUSH_BYTES * 2 <= (OBJECT_TAIL_MAX * OBJECT_BATCH_BLOCKS_MAX * BLOCK_BYTES) as u64,
     "what a tier writes between two flushes fits the tail, beside what is copied forward"
 );
-/// Blocks that a home makes zero in one turn at most (1 GiB, 64 KiB of its map): a range of any size may be
+/// Blocks that a local store makes zero in one turn at most (1 GiB, 64 KiB of its map): a range of any size may be
 /// discarded at once, and other volumes wait while a turn lasts.
 pub const HOME_TURN_BLOCKS: u64 = 1 << 18;
-/// A home commits what nobody has flushed after so long. Under a policy that lets writes past the log nothing
-/// else knows of a block that is new in the home: a killed process would take it back, however old, where a raw
+/// A local store commits what nobody has flushed after so long. Under a policy that lets writes past the log nothing
+/// else knows of a block that is new in the local store: a killed process would take it back, however old, where a raw
 /// file would have it. One commit a second is two syncs, which no load notices.
 pub const HOME_UNCOMMITTED_AGE_MS: u64 = 1000;
-/// Memory for what a home copies, fills and writes of its map at once: some of the largest copies.
+/// Memory for what a local store copies, fills and writes of its map at once: some of the largest copies.
 pub const HOME_POOL_BYTES: usize = 8 << 20;
-/// Memory for reads of which a home and its backend have a part each. It is apart from [`HOME_POOL_BYTES`]: many such
-/// reads would otherwise leave no run of memory for a copy of a tier, and none for a flush.
+/// Memory for reads of which a local store and its backend have a part each. It is apart from [`HOME_POOL_BYTES`]: many
+/// such reads would otherwise leave no run of memory for a copy of a tier, and none for a flush.
 pub const HOME_READ_POOL_BYTES: usize = 4 << 20;
 const _: () = assert!(
     HOME_READ_POOL_BYTES >= REQUEST_BYTES_MAX,
     "with nothing under way there is memory for the largest piece"
 );
-/// Memory for what an encrypted home is writing: some of the largest writes, each a run and the rest of two blocks.
+/// Memory for what an encrypted local store is writing: some of the largest writes, each a run and the rest of two
+/// blocks.
 pub const HOME_CIPHER_BYTES: usize = 4 << 20;
 const _: () = assert!(
     HOME_CIPHER_BYTES >= 2 * REQUEST_BYTES_MAX,
     "with nothing under way there is memory for the largest write"
 );
-/// Memory for the checksums of a home's data at once: all those of 8 GiB. What destage writes is in order, so it
+/// Memory for the checksums of a local store's data at once: all those of 8 GiB. What destage writes is in order, so it
 /// reads and writes each block of the table once, however little of it is in memory.
 pub const HOME_SUMS_BYTES: usize = 64 << 20;
-/// Memory of a run of sectors that the log is to write again, about: two numbers, in nodes of a tree that are half full.
-/// A quarter of [`HOME_SUMS_BYTES`] is for such runs, one for each of 419,430 writes that a log has at the opening.
+/// Memory of a run of sectors that the log is to write again, about: two numbers, in nodes of a tree that are half
+/// full. A quarter of [`HOME_SUMS_BYTES`] is for such runs, one for each of 419,430 writes that a log has at the
+/// opening.
 pub const HOME_UNSETTLED_RUN_BYTES: usize = 40;
 
 /// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
@@ -353,8 +356,8 @@ pub const CLIENT_NAME_BYTES_MAX: usize = 1024;
 
 /// Descriptors that a node needs at least: its own files, one volume's, a few clients'.
 pub const DESCRIPTORS_MIN: u64 = 128;
-/// Descriptors that are kept for files, devices, stores and the control socket where the limit is at least twice that: some
-/// ten of each of fifty volumes. Of larger limits it is a quarter.
+/// Descriptors that are kept for files, devices, stores and the control socket where the limit is at least twice that:
+/// some ten of each of fifty volumes. Of larger limits it is a quarter.
 pub const DESCRIPTORS_RESERVED: u64 = 512;
 
 /// Work that the clients of a shard submit in one of its turns, where a read of a block from memory is 1: a millisecond

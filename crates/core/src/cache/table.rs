@@ -185,7 +185,7 @@ mod tests {
             let mut free: Vec<u32> = (0..ids as u32).collect();
             for step in 0..40_000 {
                 let key = random.u64(..2 * ids as u64);
-                // A weak hash now and then, so that tags and homes collide.
+                // A weak hash now and then, so that tags and local stores collide.
                 let hash = |key: u64| mix(if ids == 1000 { key % 400 } else { key });
                 let found = table.find(hash(key), |id| keys[id as usize] == key);
                 assert_eq!(found, model.get(&key).copied(), "{ids} ids, step {step}");

@@ -59,7 +59,7 @@ struct Root {
     between: bool,
     /// The log under which the checksums hold.
     sums_log: u64,
-    /// The size of the home.
+    /// The size of the local store.
     bytes: u64,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Commit {
     pub done: u64,
     /// Something besides a flush wants one.
     pub wanted: bool,
-    /// Since when the map has changed without a commit, and whether that matters: not once the home is to end.
+    /// Since when the map has changed without a commit, and whether that matters: not once the local store is to end.
     changed_since: Option<Nanos>,
     ages: bool,
     sequence: u64,

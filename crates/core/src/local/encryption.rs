@@ -1,13 +1,13 @@
-//! Encryption of a home's data: ciphertext in the store, plaintext everywhere else.
+//! Encryption of a local store's data: ciphertext in the store, plaintext everywhere else.
 //!
 //! The unit is the sector, which is what destage writes and what a checksum is of: so a part of a block is
 //! written, read and verified without the rest of it. Its number is that on the volume.
 //!
-//! Checksums are of what is stored. They tell nothing of the plaintext, and whoever goes through the home (a scrub,
-//! the table made anew, a check offline) needs no key.
+//! Checksums are of what is stored. They tell nothing of the plaintext, and whoever goes through the local store (a
+//! scrub, the table made anew, a check offline) needs no key.
 //!
-//! Superblocks and pages of the map carry tags that only a holder of the key can make. Whoever opens the home compares
-//! them.
+//! Superblocks and pages of the map carry tags that only a holder of the key can make. Whoever opens the local store
+//! compares them.
 //!
 //! What is written stays as it is, since reads and a crash's replay come from it; so it is encrypted into memory of
 //! its own. A part that finds none waits, in order, for the end of writes before it. Writes to the store alone hold

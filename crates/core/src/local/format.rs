@@ -1,4 +1,4 @@
-//! On-disk structures of a volume's home, part of docs/FORMATS.md by way of [`crate::format`].
+//! On-disk structures of a volume's local store, part of docs/FORMATS.md by way of [`crate::format`].
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -13,11 +13,11 @@ use crate::format::{Field, Structure, on_disk, refuse_newer, seal, verify};
 
 /// Blocks before the first page of the map.
 pub const HOME_HEADER_BLOCKS: u64 = 8;
-/// First bytes of a home's superblock.
+/// First bytes of a local store's superblock.
 pub const HOME_MAGIC: [u8; 8] = *b"HDCSHOME";
 /// First bytes of a page of its map.
 pub const HOME_PAGE_MAGIC: [u8; 8] = *b"HDCSHMAP";
-/// The version of a home's structures.
+/// The version of a local store's structures.
 pub const HOME_VERSION: u16 = 1;
 /// Blocks of the volume that one page of the map describes.
 pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
@@ -25,7 +25,7 @@ pub const PAGE_BLOCKS: u64 = (PAGE_STATE_BYTES * 4) as u64;
 pub const PAGE_STATE_BYTES: usize = 4032;
 /// [`HomeSuperblock::flags`]: the backend is between two states.
 pub const HOME_BETWEEN: u64 = 1;
-/// [`HomeSuperblock::sums_log`]: the checksums hold for no write log. A new home has 0 there.
+/// [`HomeSuperblock::sums_log`]: the checksums hold for no write log. A new local store has 0 there.
 pub const SUMS_UNTRUSTED: u64 = u64::MAX;
 /// Bytes of the CRC-32C of a sector as it is stored, little-endian.
 pub const CRC_BYTES: usize = 4;
@@ -33,7 +33,7 @@ pub const CRC_BYTES: usize = 4;
 pub const SECTOR_TAG_BYTES: usize = 4;
 
 on_disk! {
-    /// The root of a home: whose it is.
+    /// The root of a local store: whose it is.
     HomeSuperblock: 4096 bytes {
         /// `HDCSHOME`.
         magic: [u8; 8],
@@ -45,7 +45,7 @@ on_disk! {
         checksum: U64,
         /// UUID of the volume.
         volume: [u8; 16],
-        /// Random number of this home, repeated in the pages of its map.
+        /// Random number of this local store, repeated in the pages of its map.
         home: U64,
         /// Counts superblock writes; the higher one counts.
         sequence: U64,
@@ -70,7 +70,7 @@ on_disk! {
 }
 
 on_disk! {
-    /// A page of a home's map.
+    /// A page of a local store's map.
     HomePage: 4096 bytes {
         /// `HDCSHMAP`.
         magic: [u8; 8],
@@ -80,7 +80,7 @@ on_disk! {
         reserved_a: [u8; 6],
         /// CRC-64/NVME of the block with this field zero.
         checksum: U64,
-        /// Random number of the home.
+        /// Random number of the local store.
         home: U64,
         /// Random number of the write log in front of it when this was written.
         log: U64,
@@ -118,7 +118,7 @@ impl HomeSuperblock {
         this
     }
 
-    /// The same of a home whose data is encrypted with this key, sealed; zeroes change nothing.
+    /// The same of a local store whose data is encrypted with this key, sealed; zeroes change nothing.
     #[must_use]
     pub fn encrypted(mut self, data_key: [u8; 16]) -> Self {
         if data_key != [0; 16] {
@@ -176,9 +176,10 @@ impl HomeSuperblock {
         Ok(this)
     }
 
-    /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that
-    /// log writes again what was not flushed: so not under another one, nor if it let writes past it. Pages that a
-    /// commit wrote which a crash has cut short count from now on. It is tagged with the keys of the home, if it has any.
+    /// What has to be durable before it is used behind a write log. Checksums hold after a crash because that log
+    /// writes again what was not flushed: so not under another one, nor if it let writes past it. Pages that a commit
+    /// wrote which a crash has cut short count from now on. It is tagged with the keys of the local store, if it has
+    /// any.
     pub fn begin(
         &self,
         log: u64,
@@ -273,7 +274,7 @@ impl HomePage {
         keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
     }
 
-    /// The page `page` of a home in `block`.
+    /// The page `page` of a local store in `block`.
     pub fn parse(block: &[u8], home: u64, page: u64) -> Result<Self, FormatError> {
         let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
         verify(block, HOME_PAGE_MAGIC, HOME_VERSION)?;
@@ -398,23 +399,24 @@ pub const fn pages(bytes: u64) -> u64 {
     (bytes / BLOCK_BYTES as u64).div_ceil(PAGE_BLOCKS)
 }
 
-/// Where things are in a store. In the table of an encrypted home a tag follows each checksum, so it is twice as long.
+/// Where things are in a store. In the table of an encrypted local store a tag follows each checksum, so it is twice as
+/// long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     sum_bytes: usize,
 }
 
 impl Layout {
-    /// Of a home whose data is plain.
+    /// Of a local store whose data is plain.
     pub const PLAIN: Self = Self {
         sum_bytes: CRC_BYTES,
     };
-    /// Of a home whose data is encrypted.
+    /// Of a local store whose data is encrypted.
     pub const TAGGED: Self = Self {
         sum_bytes: CRC_BYTES + SECTOR_TAG_BYTES,
     };
 
-    /// Of a home whose data is encrypted, or not.
+    /// Of a local store whose data is encrypted, or not.
     pub const fn of(is_encrypted: bool) -> Self {
         if is_encrypted {
             Self::TAGGED
@@ -488,8 +490,8 @@ const _: () = assert!(
     "an entry is in one sector, and those of a page's blocks share no block with others"
 );
 
-/// The first blocks of a new home, up to its first page; `data_key` is zeroes if its data is plain, and else `keys` are
-/// those of the home.
+/// The first blocks of a new local store, up to its first page; `data_key` is zeroes if its data is plain, and else
+/// `keys` are those of the local store.
 pub fn format_head(
     volume: [u8; 16],
     home: u64,
@@ -507,12 +509,12 @@ pub fn format_head(
     head.into()
 }
 
-/// A page of a new home's map: nothing is there.
+/// A page of a new local store's map: nothing is there.
 pub fn format_page(home: u64, page: u64, keys: Option<&dyn KeyedCipher>) -> HomePage {
     empty_page(home, 1, page).tagged(keys)
 }
 
-/// A page that a home grows by in the commit with this number.
+/// A page that a local store grows by in the commit with this number.
 pub fn empty_page(home: u64, generation: u64, page: u64) -> HomePage {
     HomePage::sealed(home, 0, generation, page, &[0; PAGE_STATE_BYTES])
 }

@@ -1,4 +1,4 @@
-//! What the home has of each block, in memory, and sets of blocks.
+//! What the local store has of each block, in memory, and sets of blocks.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -11,7 +11,7 @@ use super::format::{HomePage, PAGE_BLOCKS, PAGE_STATE_BYTES, page_digest};
 /// The lower bits of the four states in a byte.
 const LOW_BITS: u8 = 0x55;
 
-/// What the home has of a block.
+/// What the local store has of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
     /// Nothing: the backend has it.
@@ -27,7 +27,7 @@ pub enum BlockState {
 impl BlockState {
     const ALL: [Self; 4] = [Self::Absent, Self::Clean, Self::Dirty, Self::Zero];
 
-    /// Whether its bytes are in the home.
+    /// Whether its bytes are in the local store.
     pub const fn is_here(self) -> bool {
         matches!(self, Self::Clean | Self::Dirty)
     }
@@ -62,7 +62,7 @@ fn counts_of(states: &[u8]) -> [u64; 4] {
     [states.len() as u64 * 4 - owed - here, here, owed - odd, odd]
 }
 
-/// The map of a home.
+/// The map of a local store.
 #[derive(Debug)]
 pub struct Map {
     pages: Vec<Page>,
@@ -267,8 +267,8 @@ impl Map {
         self.digest = others.wrapping_add(term(commit));
     }
 
-    /// What a superblock says of the pages of so many blocks; those that are not there yet are of this generation. Takes
-    /// time by how many pages more or less these are.
+    /// What a superblock says of the pages of so many blocks; those that are not there yet are of this generation.
+    /// Takes time by how many pages more or less these are.
     pub fn digest_of(&self, blocks: u64, generation: u64) -> u64 {
         let (has, needs) = (self.pages.len(), blocks.div_ceil(PAGE_BLOCKS));
         let term = |page: u64, generation| page_digest(page, generation);

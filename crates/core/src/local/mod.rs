@@ -1,4 +1,4 @@
-//! The home of a volume in storage mode: a store of the volume's size between its write log and its
+//! The local store of a volume in storage mode: a store of the volume's size between its write log and its
 //! backend. What is destaged stays here, however much it is, until it is tiered out.
 //!
 //! ```text
@@ -18,9 +18,9 @@
 //!
 //! A flush makes data and checksums durable, then the pages of the map that changed, then their copies and a superblock
 //! that knows which pages there are, then answers. So one write that the device acknowledges and loses takes nothing of
-//! the map back without a sign (see [`format::MapCheck`]). Tiering out copies the state of one moment: it begins when nothing was written
-//! since a flush, a write to a block that is still to be copied waits until that was read, and blocks
-//! become clean only when all of it is in the backend, which was flushed.
+//! the map back without a sign (see [`format::MapCheck`]). Tiering out copies the state of one moment: it begins when
+//! nothing was written since a flush, a write to a block that is still to be copied waits until that was read, and
+//! blocks become clean only when all of it is in the backend, which was flushed.
 //!
 //! Invariants:
 //! 1. A page of the map never names data that is not durable. One of its two copies is whole at all
@@ -39,9 +39,9 @@
 //! 8. While the backend is held, as the tier that was asked for has left it, it gets nothing but reads.
 //! 9. With a cipher, no plaintext is written to the store, and no superblock or page of the map without its tag.
 //! 10. The superblock never says a size that store or backend lack, and what a page says about blocks behind the end
-//!     is not there once the home has grown.
+//!     is not there once the local store has grown.
 //!
-//! A home may get another size while it is used (see [`resize`]).
+//! A local store may get another size while it is used (see [`resize`]).
 //!
 //! Failure: a failed read or write of data ends its request with the error. If the map or a sync fails,
 //! what is durable is unknown: nothing is made durable or tiered out any more until it is opened anew.
@@ -81,15 +81,15 @@ use crate::base::error::IoError;
 use crate::base::io::{Completion, Done, Nanos, SectorRange, Token};
 use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 
-/// What the home of a volume is.
+/// What the local store of a volume is.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Its size, as its superblock says, a multiple of a block. It may be larger than the volume after a crash, which is
-    /// then asked for with [`Ask::Resize`] first.
+    /// Its size, as its superblock says, a multiple of a block. It may be larger than the volume after a crash, which
+    /// is then asked for with [`Ask::Resize`] first.
     pub bytes: u64,
     /// UUID of the volume.
     pub volume: [u8; 16],
-    /// Random number of the home.
+    /// Random number of the local store.
     pub home: u64,
     /// Random number of the write log in front of it.
     pub log: u64,
@@ -145,16 +145,16 @@ pub enum Ask {
     /// anything else is refused.
     ///
     /// New blocks read as the backend's do, which are zeroes. What is cut off is gone, and not tiered out before:
-    /// whoever wants that does it first. The home's own size changes durably before its store and backend shrink, and
-    /// after they have grown.
+    /// whoever wants that does it first. The local store's own size changes durably before its store and backend
+    /// shrink, and after they have grown.
     ///
-    /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the
-    /// backend is or is to be held, if another one is under way, and if the store or the backend cannot grow. It waits for a tier that an atomic backend would show a part of, and fails
-    /// with that or if that is cancelled.
+    /// It ends with [`Done::Written`] and the new size, or with an error and the old one. It fails if the backend is or
+    /// is to be held, if another one is under way, and if the store or the backend cannot grow. It waits for a tier
+    /// that an atomic backend would show a part of, and fails with that or if that is cancelled.
     ///
-    /// From when a shrink writes its superblock nothing takes it back. It ends well even if the home fails then: the
-    /// next one is of either size, and is asked for the smaller one if it is larger. It ends well, too, if the backend
-    /// or the store cannot be cut: that is done when it grows, or when it is asked for the size that it has.
+    /// From when a shrink writes its superblock nothing takes it back. It ends well even if the local store fails then:
+    /// the next one is of either size, and is asked for the smaller one if it is larger. It ends well, too, if the
+    /// backend or the store cannot be cut: that is done when it grows, or when it is asked for the size that it has.
     Resize {
         /// Multiple of a block.
         bytes: u64,
@@ -233,8 +233,8 @@ pub enum Action {
         /// Echoed.
         token: Token,
     },
-    /// Have the store hold so many bytes: reserve what it lacks, durably at the next sync, and give back what is behind.
-    /// One whose size is given, a device, is to have them.
+    /// Have the store hold so many bytes: reserve what it lacks, durably at the next sync, and give back what is
+    /// behind. One whose size is given, a device, is to have them.
     StoreResize {
         /// Echoed.
         token: Token,
@@ -297,7 +297,7 @@ pub enum Event {
 /// Counters and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Bytes of the volume that it is the home of, as its superblock says.
+    /// Bytes of the volume that it is the local store of, as its superblock says.
     pub bytes: u64,
     /// Bytes that the backend lacks.
     pub dirty_bytes: u64,
@@ -350,7 +350,7 @@ pub struct Status {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Home {
+pub struct LocalStore {
     store: Store,
     reads: Reads,
     writes: Writes,
@@ -359,8 +359,8 @@ pub struct Home {
     resize: Option<Resize>,
 }
 
-impl Home {
-    /// A home that was read from its store, and what encrypts its data, by the numbers of sectors of the volume.
+impl LocalStore {
+    /// A local store that was read from its store, and what encrypts its data, by the numbers of sectors of the volume.
     ///
     /// # Panics
     /// Panics if only one of the superblock and the caller says that it is encrypted.
@@ -368,7 +368,7 @@ impl Home {
         assert_eq!(
             cipher.is_some(),
             config.data_key != [0; 16],
-            "a home is encrypted if its superblock says so"
+            "a local store is encrypted if its superblock says so"
         );
         Self {
             store: Store::new(config, map, cipher),

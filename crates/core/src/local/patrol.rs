@@ -1,4 +1,4 @@
-//! Going through what a home has: to verify it, which is asked for a piece at a time, and to make the table of
+//! Going through what a local store has: to verify it, which is asked for a piece at a time, and to make the table of
 //! its checksums anew where that is not believed, which goes on by itself.
 //!
 //! Nobody writes what is being read here. The new table counts from where it is complete: what is before that

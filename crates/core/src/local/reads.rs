@@ -27,7 +27,7 @@ pub(super) struct Read {
     bytes: usize,
     /// Bytes that are there.
     done: usize,
-    /// Whether the piece that is being read is the home's,
+    /// Whether the piece that is being read is the local store's,
     is_stored: bool,
     /// the blocks of it that nobody may write,
     reading: Range<u64>,
@@ -54,7 +54,7 @@ enum Step {
 /// Where the bytes of a read come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    Home,
+    Store,
     Backend,
     Zeroes,
 }
@@ -62,7 +62,7 @@ enum Source {
 fn source(state: BlockState) -> Source {
     match state {
         BlockState::Absent => Source::Backend,
-        BlockState::Clean | BlockState::Dirty => Source::Home,
+        BlockState::Clean | BlockState::Dirty => Source::Store,
         BlockState::Zero => Source::Zeroes,
     }
 }
@@ -157,7 +157,7 @@ impl Reads {
             } else {
                 bytes.min(REQUEST_BYTES_MAX)
             };
-            if from == Source::Home {
+            if from == Source::Store {
                 let sums = &mut store.sums;
                 let blocks = at / BLOCK..(at + bytes as u64).div_ceil(BLOCK);
                 let is_written = writes.keep_off(&blocks);
@@ -181,10 +181,10 @@ impl Reads {
                 };
                 into
             };
-            read.is_stored = from == Source::Home;
+            read.is_stored = from == Source::Store;
             let token = store.token(Purpose::Read(id));
             actions.push(match from {
-                Source::Home => Action::StoreRead {
+                Source::Store => Action::StoreRead {
                     token,
                     offset: store.layout().data_offset(at),
                     buf: into,

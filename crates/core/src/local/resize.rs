@@ -1,4 +1,4 @@
-//! Changing the size of a home, while clients read and write below both sizes.
+//! Changing the size of a local store, while clients read and write below both sizes.
 //!
 //! ```text
 //!   grow:   settling ──► reserving ──► pages ──► durable ──► backend cut ──► backend grown ──► recording ──► answered
@@ -6,25 +6,25 @@
 //!   shrink: settling ──► recording ──► cutting ──► backend cut ──► store cut ──► answered
 //! ```
 //!
-//! The superblock says which size a crash leaves, and it never says more than store and backend have. So a home grows
-//! after both of them, and shrinks before them.
+//! The superblock says which size a crash leaves, and it never says more than store and backend have. So a local store
+//! grows after both of them, and shrinks before them.
 //!
 //! * *Settling*: nobody touches what will be cut off, and the backend may be resized. A tier to a backend that shows
 //!   with a resize what it was given ends first. Else one that would copy what is cut off is given up, and begins anew
 //!   afterwards; no other begins until then.
-//! * *Pages*, *durable*: both copies of new pages say that nothing is there, whatever an earlier, larger home has left
-//!   in their place; they are of a newer commit than that, and the superblock of the new size knows them. The same of
-//!   the last page that there is: what was cut off in it is absent ([`Map::load`], and when this home has shrunk), and
-//!   that is durable before a superblock is larger.
-//! * *Backend cut*: to the size of the home, since a shrink that was interrupted may have left it larger. Only then
-//!   what it grows by reads as zeroes.
+//! * *Pages*, *durable*: both copies of new pages say that nothing is there, whatever an earlier, larger local store
+//!   has left in their place; they are of a newer commit than that, and the superblock of the new size knows them. The
+//!   same of the last page that there is: what was cut off in it is absent ([`Map::load`], and when this local store
+//!   has shrunk), and that is durable before a superblock is larger.
+//! * *Backend cut*: to the size of the local store, since a shrink that was interrupted may have left it larger. Only
+//!   then what it grows by reads as zeroes.
 //! * *Recording*: the superblock gets the new size, once a commit has brought everything before it.
 //! * *Cutting*: the map lets go of what is behind the end, in bounded turns between commits.
 //!
-//! A failure before the superblock is written leaves the old size. A commit that fails is the end of the home, as ever,
-//! and of either size; so a shrink ends well then, since its caller must not go back to the larger one, and a growth
-//! with the error. A shrunk home stays so if its backend or store cannot be cut: whoever grows it, or asks for the same
-//! size, cuts them.
+//! A failure before the superblock is written leaves the old size. A commit that fails is the end of the local store,
+//! as ever, and of either size; so a shrink ends well then, since its caller must not go back to the larger one, and a
+//! growth with the error. A shrunk local store stays so if its backend or store cannot be cut: whoever grows it, or
+//! asks for the same size, cuts them.
 //!
 //! [`Map::load`]: super::map::Map::load
 
@@ -35,7 +35,7 @@ use zerocopy::IntoBytes;
 
 use super::format::{PAGE_BLOCKS, empty_page, pages};
 use super::store::Purpose;
-use super::{Action, Home, end};
+use super::{Action, LocalStore, end};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -83,7 +83,7 @@ impl Resize {
     }
 }
 
-impl Home {
+impl LocalStore {
     pub(super) fn ask_to_resize(&mut self, token: Token, bytes: u64, actions: &mut Vec<Action>) {
         let (from, to) = (self.store.map.blocks(), bytes / BLOCK);
         let is_held = self.tier.is_to_be_held();
@@ -135,7 +135,7 @@ impl Home {
     }
 
     /// What is durable is not known any more. The superblock may have the smaller size by now, so that nobody may go
-    /// back to the larger one: whoever opens this home next goes on with that, or finds it done.
+    /// back to the larger one: whoever opens this local store next goes on with that, or finds it done.
     pub(super) fn give_up_resize(&mut self, error: IoError, actions: &mut Vec<Action>) {
         let resize = self.resize.as_ref();
         let is_decided =

@@ -1,4 +1,4 @@
-//! Checksums of a home's data: a CRC-32C for each sector, in a table between a page of the map and its blocks.
+//! Checksums of a local store's data: a CRC-32C for each sector, in a table between a page of the map and its blocks.
 //!
 //! If the data is encrypted, a keyed tag follows each of them. The CRC-32C is of what is stored, so it is for whoever
 //! looks without the key; who can write to the medium can make it right. The tag needs the key. Both lie together, so

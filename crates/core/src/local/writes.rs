@@ -121,7 +121,8 @@ pub(super) struct Writes {
     zeroes: Buf,
     /// Whether anything was written since the last flush began.
     pub is_changed: bool,
-    /// Parts that are complete and wait for memory to be encrypted into: the number of the write, and which of its parts.
+    /// Parts that are complete and wait for memory to be encrypted into: the number of the write, and which of its
+    /// parts.
     to_encrypt: VecDeque<(u64, usize)>,
 }
 
@@ -604,12 +605,12 @@ mod tests {
     use crate::local::format::{format_page, pages};
     use crate::local::map::Map;
     use crate::local::sums::{Compared, Sum};
-    use crate::local::{Config, Event, Home};
+    use crate::local::{Config, Event, LocalStore};
 
     const TURN_BLOCKS: u64 = 1 << 12;
 
-    /// A home of which the volume has nothing yet.
-    fn home(blocks: u64) -> Home {
+    /// A local store of which the volume has nothing yet.
+    fn home(blocks: u64) -> LocalStore {
         let config = Config {
             bytes: blocks * BLOCK,
             volume: [1; 16],
@@ -626,7 +627,7 @@ mod tests {
             data_key: [0; 16],
         };
         let pages = (0..pages(config.bytes)).map(|page| Box::new(format_page(1, page, None)));
-        Home::new(config, Map::load(pages.collect(), blocks, 5, true), None)
+        LocalStore::new(config, Map::load(pages.collect(), blocks, 5, true), None)
     }
 
     fn has_ended(actions: &[Action], token: u64) -> bool {
@@ -649,7 +650,7 @@ mod tests {
         let Some(Action::StoreRead { token, buf, .. }) = actions.pop() else {
             panic!("it reads the checksums of the part: {actions:?}");
         };
-        let answered = |home: &mut Home, token, result| {
+        let answered = |home: &mut LocalStore, token, result| {
             let completion = crate::base::io::Completion { token, result };
             let mut actions = Vec::new();
             home.step(now, Event::Completed(completion), &mut actions);
@@ -713,17 +714,18 @@ mod tests {
                 ask: crate::local::Ask::Write { offset, data },
             }
         };
-        let answer = |home: &mut Home, actions: &mut Vec<Action>, result: Result<(), IoError>| {
-            for action in core::mem::take(actions) {
-                let (token, result) = match action {
-                    Action::StoreRead { token, buf, .. } => (token, Ok(Done::Read(buf))),
-                    Action::StoreWrite { token, .. } => (token, result.map(|()| Done::Written)),
-                    _ => continue,
-                };
-                let completion = crate::base::io::Completion { token, result };
-                home.step(now, Event::Completed(completion), actions);
-            }
-        };
+        let answer =
+            |home: &mut LocalStore, actions: &mut Vec<Action>, result: Result<(), IoError>| {
+                for action in core::mem::take(actions) {
+                    let (token, result) = match action {
+                        Action::StoreRead { token, buf, .. } => (token, Ok(Done::Read(buf))),
+                        Action::StoreWrite { token, .. } => (token, result.map(|()| Done::Written)),
+                        _ => continue,
+                    };
+                    let completion = crate::base::io::Completion { token, result };
+                    home.step(now, Event::Completed(completion), actions);
+                }
+            };
         // A block of which all is there, and then a sector of it that is not written.
         home.step(now, write(1, 5 * BLOCK, BLOCK_BYTES), &mut actions);
         for _ in 0..4 {

@@ -37,7 +37,7 @@ pub enum ScrubAt {
         /// From this line on.
         line: u64,
     },
-    /// In the home of a volume in storage mode.
+    /// In the local store of a volume in storage mode.
     Home {
         /// From this page of the map on,
         page: u64,
@@ -55,7 +55,7 @@ impl ScrubAt {
     };
     /// The beginning of the SSD tier.
     pub const CACHE: Self = Self::Cache { line: 0 };
-    /// The beginning of the home.
+    /// The beginning of the local store.
     pub const HOME: Self = Self::Home {
         page: 0,
         block: None,

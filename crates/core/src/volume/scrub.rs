@@ -188,7 +188,7 @@ impl Volume {
                 let volumes = self.cached.numbers();
                 scrub_cache(id, line, volumes, &mut self.port, cx);
             }
-            // That is the home's.
+            // That is the local store's.
             ScrubAt::Home { .. } => answer_done(id, &mut self.port, cx),
         }
     }

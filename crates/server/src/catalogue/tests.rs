@@ -212,7 +212,7 @@ fn catalogue_copies_do_not_serve() {
     }
 }
 
-/// A volume in storage mode, with its log and home in a directory of their own.
+/// A volume in storage mode, with its log and local store in a directory of their own.
 fn make_outside(dir: &DataDir, name: &str, number: u32, outside: &Path) -> [PathBuf; 2] {
     let files = ["log", "home"].map(|what| outside.join(what));
     let mut new = entry(name, number);

@@ -159,14 +159,14 @@ settings! {
     /// DRAM tier, the index of the SSD tier, and what volumes need each. Unless it is set, it is a quarter of what
     /// the machine or the node's control group has, from 1024 to 8192, and three quarters of that at most.
     memory_max_mib: u64 = 1024, 128..=(1 << 20);
-    /// Memory for what volumes need each: indexes of their write logs, homes, maps and buffers of volumes on S3 and HDFS.
-    /// 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
+    /// Memory for what volumes need each: indexes of their write logs, local stores, maps and buffers of volumes on S3
+    /// and HDFS. 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
     volumes_memory_mib: u64 = 0, 0..=(1 << 20);
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
-    /// Size of the SSD tier; 0 turns it off, else at least 16. Unless it is set, it is a tenth of the free room beside the
-    /// data directory, from 1024 to 65536 and eight times `memory_max_mib` or half of the room at most; a cache that is
-    /// there keeps its size while its index fits the memory.
+    /// Size of the SSD tier; 0 turns it off, else at least 16. Unless it is set, it is a tenth of the free room beside
+    /// the data directory, from 1024 to 65536 and eight times `memory_max_mib` or half of the room at most; a cache
+    /// that is there keeps its size while its index fits the memory.
     cache_total_size_mib: u64 = 1024, 0..=(CACHE_BYTES_MAX / MIB);
     /// Unit of filling and evicting the SSD tier: a large one costs small random reads more, a
     /// smaller one than these would need more than 16 bytes of index per 4 KiB. A change empties
@@ -211,8 +211,8 @@ settings! {
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS and certificates of clients.
     nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
-    /// NBD connections at once on each address of `nbd_listen`, whatever the others have; a newer one is closed at once, with
-    /// a line in the log. It is lowered if the limit of open files has no room for them.
+    /// NBD connections at once on each address of `nbd_listen`, whatever the others have; a newer one is closed at
+    /// once, with a line in the log. It is lowered if the limit of open files has no room for them.
     nbd_connections_max: u64 = 1024, 1..=4096;
     /// How long an NBD client may take for its TLS handshake, and then to open an export.
     nbd_handshake_max_ms: u64 = 10_000, 100..=3_600_000;
@@ -228,8 +228,8 @@ settings! {
     nbd_tls_key_file: Option<PathBuf> = None, "no TLS";
     /// Authorities (PEM) that must have signed a client's certificate. Which volumes a client may open says `allow`.
     nbd_tls_client_ca_file: Option<PathBuf> = None, "clients are asked for no certificate";
-    /// Lists (PEM) of the certificates that these authorities have revoked, at least one of each authority. A list counts
-    /// also after its time for the next one.
+    /// Lists (PEM) of the certificates that these authorities have revoked, at least one of each authority. A list
+    /// counts also after its time for the next one.
     nbd_tls_client_crl_file: Option<PathBuf> = None, "none is revoked";
     /// TLS handshakes under way at once. Beyond, those whose client does not go on make room, the oldest first.
     nbd_tls_handshakes_max: u64 = 128, 1..=4096;
@@ -264,11 +264,11 @@ settings! {
     compression: Option<Method> = None, ();
     /// What a write gets when the log is full and the backend takes no data, or the log's device does not answer.
     when_full: WhenFull = WhenFull::Wait, ();
-    /// What becomes of the volume when its log's device takes no writes any more: it refuses writes; or what the log holds is
-    /// written to the backend, and from then on what clients write, which the backend acknowledges.
+    /// What becomes of the volume when its log's device takes no writes any more: it refuses writes; or what the log
+    /// holds is written to the backend, and from then on what clients write, which the backend acknowledges.
     log_failure: LogFailure = LogFailure::ReadOnly, ();
-    /// What becomes of a client's discard (trim): pass it to the backend, which gives the space back, or acknowledge and
-    /// ignore it. NBD clients are not offered trim while it is ignored.
+    /// What becomes of a client's discard (trim): pass it to the backend, which gives the space back, or acknowledge
+    /// and ignore it. NBD clients are not offered trim while it is ignored.
     discard: Discard = Discard::Pass, ();
     /// Deadline of destage: the oldest dirty data is meant to be no older.
     destage_age_max_ms: u64 = 30_000, 1..=86_400_000;

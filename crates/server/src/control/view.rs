@@ -82,7 +82,7 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
     }
 }
 
-/// What is wrong with a home, or with tiering out, while the volume serves.
+/// What is wrong with a local store, or with tiering out, while the volume serves.
 fn home_reason(report: &VolumeReport) -> Option<String> {
     let home = report.home?;
     if let Some(error) = home.failed {
@@ -100,7 +100,7 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
     }
     let trouble = home.tier_trouble?;
     Some(format!(
-        "backend: tiering out failed the last time ({trouble}); nothing is lost, the home has everything"
+        "backend: tiering out failed the last time ({trouble}); nothing is lost, the local store has everything"
     ))
 }
 
@@ -358,7 +358,7 @@ pub const fn qos(stats: &QosStats) -> QosCounters {
     }
 }
 
-/// The home of a volume in storage mode.
+/// The local store of a volume in storage mode.
 pub fn home(status: &hdcs_core::local::Status) -> HomeCounters {
     use hdcs_core::local::TierState;
     let tier = match status.tier {

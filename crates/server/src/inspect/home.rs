@@ -1,6 +1,6 @@
-//! The home of a volume in storage mode: its superblocks, both copies of every page of its map, and its data.
+//! The local store of a volume in storage mode: its superblocks, both copies of every page of its map, and its data.
 //!
-//! The data of a home that is in use is compared with its checksums by whoever has it open, which knows what is
+//! The data of a local store that is in use is compared with its checksums by whoever has it open, which knows what is
 //! being written.
 
 pub mod data;
@@ -31,9 +31,9 @@ const LIVE_TRIES: usize = 20;
 /// Data that is read at once.
 const READ_BLOCKS: u64 = 256;
 
-/// What is in a home.
+/// What is in a local store.
 #[derive(Clone, Debug, Serialize)]
-pub struct HomeSummary {
+pub struct LocalStoreSummary {
     /// The volume that it is of.
     pub volume: Uuid,
     /// Size of the volume.
@@ -62,7 +62,7 @@ pub struct HomeSummary {
     pub problems: Vec<String>,
 }
 
-/// Whether a file or device begins like a home.
+/// Whether a file or device begins like a local store.
 pub fn is_home(file: &File) -> io::Result<bool> {
     let mut head = vec![0; 2 * BLOCK_BYTES];
     match file.read_exact_at(&mut head, 0) {
@@ -115,26 +115,26 @@ fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::
     unreachable!("the last try returns")
 }
 
-/// Whether a home that is in use has been cut before a page.
+/// Whether a local store that is in use has been cut before a page.
 fn is_cut_off(file: &File, page: u64) -> io::Result<bool> {
     let found = pair(file, 0)?;
     let superblock = HomeSuperblock::newest([&found[0], &found[1]]);
     Ok(superblock.is_ok_and(|superblock| pages(superblock.bytes.get()) <= page))
 }
 
-/// Describe the home in `file`, of which is known which volume's it should be.
-pub fn summarize(file: &File, expected: Option<Uuid>, how: Use) -> io::Result<HomeSummary> {
+/// Describe the local store in `file`, of which is known which volume's it should be.
+pub fn summarize(file: &File, expected: Option<Uuid>, how: Use) -> io::Result<LocalStoreSummary> {
     walk(file, expected, how, &mut |_, _, _| Ok(true))
 }
 
-/// Go through a home.
+/// Go through a local store.
 fn walk(
     file: &File,
     expected: Option<Uuid>,
     how: Use,
     visit: &mut Visit<'_>,
-) -> io::Result<HomeSummary> {
-    let mut summary = HomeSummary {
+) -> io::Result<LocalStoreSummary> {
+    let mut summary = LocalStoreSummary {
         volume: Uuid::nil(),
         bytes: 0,
         sequence: 0,
@@ -160,7 +160,7 @@ fn walk(
         }
     };
     for (copy, block) in found.iter().enumerate() {
-        // The first of a new home was never written.
+        // The first of a new local store was never written.
         let is_empty = block.iter().all(|&byte| byte == 0);
         if let Some(error) = HomeSuperblock::parse(block).err().filter(|_| !is_empty) {
             summary.problems.push(format!("superblock {copy}: {error}"));
@@ -170,7 +170,7 @@ fn walk(
     if let Some(expected) = expected.filter(|&expected| expected != summary.volume) {
         let found = summary.volume;
         summary.problems.push(format!(
-            "it is the home of volume {found}, not of {expected}: put the right one in its place"
+            "it is the local store of volume {found}, not of {expected}: put the right one in its place"
         ));
         return Ok(summary);
     }
@@ -242,7 +242,7 @@ fn state(page: &HomePage, block: u64) -> u8 {
     page.states[(block / 4) as usize] >> (block % 4 * 2) & 3
 }
 
-/// Verify superblocks and map of the home at `path`, and, if nobody has it open, its data; `logged` is what its
+/// Verify superblocks and map of the local store at `path`, and, if nobody has it open, its data; `logged` is what its
 /// log is going to write again, if that is known. Checksums are of what is stored, so it needs no key.
 pub fn check(
     path: &Path,
@@ -273,7 +273,7 @@ fn check_file(
     expected: Option<Uuid>,
     how: Use,
     logged: Option<&[SectorRange]>,
-) -> io::Result<(HomeSummary, Compared, Option<String>)> {
+) -> io::Result<(LocalStoreSummary, Compared, Option<String>)> {
     let superblock = pair(file, 0)?;
     let superblock = HomeSuperblock::newest([&superblock[0], &superblock[1]]).ok();
     let mut compared = Compared::default();
@@ -309,10 +309,10 @@ fn check_file(
     Ok((summary, compared, note))
 }
 
-/// Asks whoever has a home open to compare what is in it from a block on.
+/// Asks whoever has a local store open to compare what is in it from a block on.
 pub type AskHome<'a> = dyn FnMut(u64) -> io::Result<hdcs_core::local::Verified> + 'a;
 
-/// Verify the map of a home that is in use, and its data by its checksums.
+/// Verify the map of a local store that is in use, and its data by its checksums.
 pub fn verify(
     path: &Path,
     expected: Uuid,

@@ -102,7 +102,7 @@ pub struct VolumeSpec {
     pub identity: Option<String>,
     /// How it is encrypted, if it is.
     pub encryption: Option<Encryption>,
-    /// The store of its home, if it is in storage mode.
+    /// The store of its local store, if it is in storage mode.
     pub home: Option<PathBuf>,
     /// What stays in the SSD tier.
     pub pins: Vec<SectorRange>,
@@ -174,7 +174,7 @@ pub struct VolumeReport {
     pub image_trouble: Option<&'static str>,
     /// Why what was pinned is not, if it is not.
     pub pin_trouble: Option<String>,
-    /// Its home, if it is in storage mode. What is dirty there is part of `stats`.
+    /// Its local store, if it is in storage mode. What is dirty there is part of `stats`.
     pub home: Option<hdcs_core::local::Status>,
     /// How far the copy is that a snapshot of it has to make, if it makes one.
     pub copying: Progress,
@@ -346,9 +346,9 @@ pub enum SnapshotFailure {
          states; run `hdcs volume flush` until that has ended, then this again"
     )]
     Untiered(IoError),
-    /// In storage mode: the home is of no use until the volume is opened anew.
-    #[error("its home failed ({0}), so that nothing can be tiered out: nothing was made")]
-    HomeFailed(IoError),
+    /// In storage mode: the local store is of no use until the volume is opened anew.
+    #[error("its local store failed ({0}), so that nothing can be tiered out: nothing was made")]
+    LocalStoreFailed(IoError),
     /// The backend refused.
     #[error(transparent)]
     Refused(#[from] SnapshotError),
@@ -363,7 +363,7 @@ impl SnapshotFailure {
         match self {
             Self::Now(why) => why != NOT_OPEN,
             Self::Incapable | Self::Refused(_) => true,
-            Self::Cancelled | Self::Untiered(_) | Self::HomeFailed(_) | Self::Io(_) => false,
+            Self::Cancelled | Self::Untiered(_) | Self::LocalStoreFailed(_) | Self::Io(_) => false,
         }
     }
 }
@@ -399,7 +399,8 @@ pub enum Command {
         /// When it is closed.
         answer: Answer<Option<Left>>,
     },
-    /// Begin to destage all that is dirty, and to tier it out in storage mode; watch [`VolumeStats::destage_all_remaining_bytes`].
+    /// Begin to destage all that is dirty, and to tier it out in storage mode; watch
+    /// [`VolumeStats::destage_all_remaining_bytes`].
     DestageAll(VolumeNumber, Answer<()>),
     /// Return to destaging by policy, and give up a snapshot that waits for that.
     CancelDestageAll(VolumeNumber, Answer<()>),
@@ -447,7 +448,7 @@ pub enum Command {
     /// Verify what the volume has on this node's devices, healing what has another copy; answered at its
     /// end, or when it was cancelled through its progress.
     Scrub(VolumeNumber, Arc<scrub::Progress>, Answer<()>),
-    /// Compare what is in the home of a volume with its checksums, from a block on: one piece.
+    /// Compare what is in the local store of a volume with its checksums, from a block on: one piece.
     VerifyHome(VolumeNumber, u64, Answer<hdcs_core::local::Verified>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),

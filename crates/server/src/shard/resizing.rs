@@ -1,6 +1,6 @@
 //! Changes of size: performs what [`Resize`] decides.
 
-use hdcs_backend::home::HomeBackend;
+use hdcs_backend::home::LocalStoreBackend;
 use hdcs_backend::{Ask, Operation};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::Nanos;
@@ -173,9 +173,9 @@ impl ShardState {
                 // A shrunk volume keeps its new size over a backend that is larger than it.
                 served.backend.resized(bytes.min(before));
                 let home = served.backend.home();
-                match (home.and_then(HomeBackend::resize_trouble), home) {
+                match (home.and_then(LocalStoreBackend::resize_trouble), home) {
                     (Some(trouble), _) => trouble.to_owned(),
-                    (None, Some(_)) => format!("its home cannot be resized: {error}"),
+                    (None, Some(_)) => format!("its local store cannot be resized: {error}"),
                     (None, None) => format!("the backend cannot be resized: {error}"),
                 }
             }

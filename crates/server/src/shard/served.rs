@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hdcs_backend::copying::Copying;
-use hdcs_backend::home::HomeBackend;
+use hdcs_backend::home::LocalStoreBackend;
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_backend::{Ask, Operation, Stack};
 use hdcs_core::base::io::{Nanos, Reply, Request, RequestId};
@@ -234,12 +234,13 @@ impl Served {
         })
     }
 
-    /// Its home, if it is in storage mode.
+    /// Its local store, if it is in storage mode.
     pub fn home(&self) -> Option<Status> {
-        self.backend.home().map(HomeBackend::status)
+        self.backend.home().map(LocalStoreBackend::status)
     }
 
-    /// Its state. With a part of its home damaged it is degraded: it goes on, and what is written there heals it.
+    /// Its state. With a part of its local store damaged it is degraded: it goes on, and what is written there heals
+    /// it.
     fn state(&self) -> State {
         let is_damaged = self.home().is_some_and(|home| home.damaged_sectors > 0);
         match self.volume.state() {
@@ -248,7 +249,7 @@ impl Served {
         }
     }
 
-    /// Counters, with what the home has dirty, and what it has to tier out.
+    /// Counters, with what the local store has dirty, and what it has to tier out.
     fn stats(&self, now: Nanos) -> VolumeStats {
         let mut stats = self.volume.stats(now);
         let Some(home) = self.home() else {

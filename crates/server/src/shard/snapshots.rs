@@ -224,7 +224,7 @@ impl ShardState {
         };
         let given_up = ended.given_up;
         let result = match (ending, answered) {
-            (Ending::LocalFailed(error), _) => Err(SnapshotFailure::HomeFailed(error)),
+            (Ending::LocalFailed(error), _) => Err(SnapshotFailure::LocalStoreFailed(error)),
             (Ending::NotTiered(error), _) => Err(SnapshotFailure::Untiered(error)),
             (Ending::GivenUp, _) | (Ending::Answered, None) => {
                 Err(given_up.unwrap_or(SnapshotFailure::Cancelled))

@@ -22,7 +22,7 @@ impl ShardState {
         Ok(())
     }
 
-    /// Tier everything out before a volume is closed; false if it has no home, or is not open.
+    /// Tier everything out before a volume is closed; false if it has no local store, or is not open.
     pub fn tier_and_close(&mut self, number: VolumeNumber) -> bool {
         let slot = self.open_slot(number).ok();
         let served = slot.and_then(|slot| self.volumes.get(slot));
@@ -53,7 +53,7 @@ impl ShardState {
         self.perform(slot);
     }
 
-    /// Compare a piece of a home with its checksums.
+    /// Compare a piece of a local store with its checksums.
     pub fn verify_home(&mut self, number: VolumeNumber, block: u64, answer: Answer<Verified>) {
         let slot = match self.open_slot(number) {
             Ok(slot) => slot,
@@ -110,7 +110,7 @@ impl ShardState {
             }
             Ending::Failed(error) => {
                 for answer in served.closing.drain(..) {
-                    let why = format!("its home failed ({error}) and cannot be tiered out");
+                    let why = format!("its local store failed ({error}) and cannot be tiered out");
                     // Whoever asked may have gone.
                     let _ = answer.send(Err(why));
                 }

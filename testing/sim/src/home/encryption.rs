@@ -1,5 +1,5 @@
-//! Encryption of a home's data: nothing that is written to its place in the store may be what a client wrote, and
-//! all of it must decrypt to that as the sector that it is written as.
+//! Encryption of a local store's data: nothing that is written to its place in the store may be what a client wrote,
+//! and all of it must decrypt to that as the sector that it is written as.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::violation::Violation;
 /// The data key's number.
 pub(super) const DATA_KEY: [u8; 16] = [5; 16];
 
-/// What encrypts the home of a seed, in half of them. Its randomness is a stream of its own.
+/// What encrypts the local store of a seed, in half of them. Its randomness is a stream of its own.
 pub(super) fn cipher_of(seed: u64) -> Option<Arc<dyn KeyedCipher>> {
     let mut random = Rng::with_seed(mix(seed ^ mix(16)));
     let is_encrypted = random.bool();
@@ -86,7 +86,7 @@ impl StoreWorld {
         Layout::of(self.cipher.is_some())
     }
 
-    /// What the home gets to encrypt with.
+    /// What the local store gets to encrypt with.
     pub(super) fn cipher_for_home(&self) -> Option<Arc<dyn KeyedCipher>> {
         let cipher = self.cipher.clone()?;
         let is_of_ciphers = |plant: &Plant| {

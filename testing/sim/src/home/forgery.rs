@@ -1,5 +1,5 @@
-//! Somebody without the key writes to the store of an encrypted home while it is not open: a page of its map or its
-//! superblock, with a checksum that is right. No opening may take it.
+//! Somebody without the key writes to the store of an encrypted local store while it is not open: a page of its map or
+//! its superblock, with a checksum that is right. No opening may take it.
 
 use fastrand::Rng;
 use hdcs_core::base::error::FormatError;
@@ -62,7 +62,7 @@ impl StoreWorld {
         Ok(opening)
     }
 
-    /// A page of the map, if it is one, as if this log had been before the home when it was written.
+    /// A page of the map, if it is one, as if this log had been before the local store when it was written.
     fn as_of_this_log(&self, block: &mut [u8], page: u64) {
         let keys = self.cipher.as_deref();
         if let Ok(found) = HomePage::parse(block, HOME, page)

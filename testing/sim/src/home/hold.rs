@@ -2,7 +2,7 @@
 //! one that was the last when it was asked for, and nothing else is written there until it is let go.
 
 use fastrand::Rng;
-use hdcs_core::local::{Event, Home, TierState};
+use hdcs_core::local::{Event, LocalStore, TierState};
 
 use super::Options;
 use super::plant::Plant;
@@ -102,7 +102,11 @@ impl StoreWorld {
         }
         self.event(Event::Release);
         // Another tier was asked for meanwhile.
-        let status = self.home.as_ref().map(Home::status).unwrap_or_default();
+        let status = self
+            .home
+            .as_ref()
+            .map(LocalStore::status)
+            .unwrap_or_default();
         self.tier_wanted = status.tier != TierState::Idle;
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! Soon after that the power goes.
 //!
 //! Nothing that was flushed may read as before. What has become of the write is found out by the next opening: the
-//! copy counts, or the home is refused, which ends the run.
+//! copy counts, or the local store is refused, which ends the run.
 
 use fastrand::Rng;
 use hdcs_core::base::error::FormatError;
@@ -30,13 +30,13 @@ pub(super) struct Lies {
     told: bool,
     /// Planted: whether nothing but copies is lost, and their pages are torn.
     is_sought: bool,
-    /// Whether nobody has opened the home since.
+    /// Whether nobody has opened the local store since.
     pub is_news: bool,
     /// The page whose copy was lost, if the power goes when it is written next, which tears it perhaps.
     tears: Option<u64>,
     /// Planted: whether the rest of the commit is lost with it.
     loses_rest: bool,
-    /// Whether the home was refused for it.
+    /// Whether the local store was refused for it.
     pub is_refused: bool,
 }
 
@@ -122,7 +122,7 @@ impl StoreWorld {
         Ok(())
     }
 
-    /// The home opens.
+    /// The local store opens.
     pub(super) fn has_survived_lie(&mut self) {
         self.lies.loses_rest = false;
         self.lies.tears = None;

@@ -1,4 +1,4 @@
-//! The home of a volume in storage mode in virtual time: the production state machine on a fake store and
+//! The local store of a volume in storage mode in virtual time: the production state machine on a fake store and
 //! a fake backend.
 //!
 //! In front of it stands what a write log does: a generation of writes, all of them ended, then a flush;
@@ -9,7 +9,7 @@
 //!
 //! Many get other sizes meanwhile. The device of some loses a write that it has acknowledged.
 //!
-//! * [`world`] drives one home after another on one store, and checks every rule as things happen.
+//! * [`world`] drives one local store after another on one store, and checks every rule as things happen.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 mod encryption;
@@ -54,7 +54,7 @@ pub struct Coverage {
     pub betweens: u64,
     /// Logs that were lost.
     pub lost_logs: u64,
-    /// Homes that had to be opened anew because their store failed.
+    /// Local stores that had to be opened anew because their store failed.
     pub failed: u64,
     /// Sectors that rotted.
     pub rots: u64,
@@ -74,7 +74,8 @@ pub struct Coverage {
     pub resizes_cut: u64,
     /// Processes that were killed some time after writes past the log that nobody had flushed.
     pub lingered: u64,
-    /// Writes of the map that the device has acknowledged and lost, homes that then opened, and those that were refused.
+    /// Writes of the map that the device has acknowledged and lost, local stores that then opened, and those that were
+    /// refused.
     pub lost_map_writes: u64,
     /// See [`Self::lost_map_writes`].
     pub lost_map_writes_survived: u64,

@@ -1,5 +1,5 @@
-//! Planted bugs: the driver between the home and its fakes misbehaves in one way. Each stands for a bug that
-//! the home could have; what it does is where it is planted, in `world.rs` and `world/planted.rs`.
+//! Planted bugs: the driver between the local store and its fakes misbehaves in one way. Each stands for a bug that
+//! the local store could have; what it does is where it is planted, in `world.rs` and `world/planted.rs`.
 
 use clap::ValueEnum;
 
@@ -10,7 +10,7 @@ pub enum Plant {
     MapBeforeData,
     /// The backend is said to be flushed and is not: blocks become clean before they are there.
     CleanBeforeFlush,
-    /// A copy has what is in the home when it is written to the backend.
+    /// A copy has what is in the local store when it is written to the backend.
     NoCopyFirst,
     /// Of a block that is written in part, the rest is not filled.
     NoFill,
@@ -32,7 +32,7 @@ pub enum Plant {
     NoVerify,
     /// The checksums are believed although the write log is another one, or let writes past it.
     TrustSums,
-    /// The home is not told what the log writes again.
+    /// The local store is not told what the log writes again.
     UnsettledUnsaid,
     /// A flush that no client has asked for makes a moment of the middle of a generation: what two tiers
     /// once did to each other.
@@ -45,15 +45,15 @@ pub enum Plant {
     StoredPlain,
     /// Some sectors are decrypted as if they were others.
     DecryptedAsAnother,
-    /// Pages of the map that a home grows by are not written.
+    /// Pages of the map that a local store grows by are not written.
     NewPagesLost,
-    /// The backend is cut before the superblock of the home says so.
+    /// The backend is cut before the superblock of the local store says so.
     BackendCutFirst,
     /// The backend is said to be cut, and keeps what was there.
     BackendKeepsTail,
     /// A change of size waits for no tier to a backend that shows with it what it was given.
     ResizeShowsPart,
-    /// A home that nobody asks for anything is not woken.
+    /// A local store that nobody asks for anything is not woken.
     SleepsThrough,
     /// A flush is answered when the pages are durable, and their copies are written later.
     AnsweredBeforeCopies,

@@ -1,5 +1,6 @@
-//! Homes that get another size while they are used. In front of them stands what the node does: its catalogue has the
-//! new size before a volume shrinks, and after it has grown; a home that is larger at its opening is cut first.
+//! Local stores that get another size while they are used. In front of them stands what the node does: its catalogue
+//! has the new size before a volume shrinks, and after it has grown; a local store that is larger at its opening is cut
+//! first.
 //!
 //! What was cut off reads as zeroes once it has grown again. After every crash the superblock says a size that store
 //! and backend have, and not less than the catalogue.
@@ -9,7 +10,7 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Done, SectorRange, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::local::sizes::Sizes;
-use hdcs_core::local::{Ask, Event, Home};
+use hdcs_core::local::{Ask, Event, LocalStore};
 
 use super::Options;
 use super::plant::Plant;
@@ -180,7 +181,11 @@ impl StoreWorld {
         let Asked { from, to, .. } = asked;
         self.engine
             .note("resized", [from, to, u64::from(result.is_ok()), 0]);
-        let found = self.home.as_ref().map(Home::status).unwrap_or_default();
+        let found = self
+            .home
+            .as_ref()
+            .map(LocalStore::status)
+            .unwrap_or_default();
         let expected = if result.is_ok() { to } else { from };
         if found.bytes != expected * BLOCK && found.failed.is_none() {
             let why = format!(
@@ -221,7 +226,7 @@ impl StoreWorld {
         self.sizing.durable_bytes = self.store.bytes();
     }
 
-    /// A home is opened whose superblock says that it has so many bytes.
+    /// A local store is opened whose superblock says that it has so many bytes.
     pub(super) fn check_size(&self, bytes: u64) -> Result<(), Violation> {
         let lacks = if bytes < self.bytes {
             format!("the catalogue says {}", self.bytes)
@@ -236,7 +241,8 @@ impl StoreWorld {
         Err(Violation::new("size", why))
     }
 
-    /// A home that is larger than the catalogue says is cut before anybody uses it; false if the home is gone.
+    /// A local store that is larger than the catalogue says is cut before anybody uses it; false if the local store is
+    /// gone.
     pub(super) fn cut_to_catalogue(&mut self, bytes: u64) -> Result<bool, Violation> {
         let Some(next) = Sizes::new(self.bytes, bytes).cut() else {
             return Ok(true);

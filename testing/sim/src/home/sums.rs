@@ -1,5 +1,5 @@
-//! Rot of a home's data and of its checksums, and what the home may refuse for that: a sector that rotted, and
-//! one that a crash may have caught, until the log has written it again. Nothing else.
+//! Rot of a local store's data and of its checksums, and what the local store may refuse for that: a sector that
+//! rotted, and one that a crash may have caught, until the log has written it again. Nothing else.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use hdcs_core::base::io::{SectorRange, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::format::block_checksum;
 use hdcs_core::local::format::{CRC_BYTES, Layout, PAGE_BLOCKS};
-use hdcs_core::local::{Event, Home, Verified};
+use hdcs_core::local::{Event, LocalStore, Verified};
 
 use super::Options;
 use super::plant::Plant;
@@ -110,8 +110,8 @@ impl Sums {
         }
     }
 
-    /// Some bits flip at rest, of the data or of a checksum. Some of an encrypted home are not rot: somebody without the
-    /// key changes the data, and makes its checksum right again.
+    /// Some bits flip at rest, of the data or of a checksum. Some of an encrypted local store are not rot: somebody
+    /// without the key changes the data, and makes its checksum right again.
     pub fn rot(&mut self, store: &mut Disk, layout: Layout, window: SectorRange) {
         if !self.rots || self.random.bool() {
             return;
@@ -156,7 +156,7 @@ impl StoreWorld {
         is_unsettled || self.sums.rotten.contains(&sector)
     }
 
-    /// The home has named a sector.
+    /// The local store has named a sector.
     pub(super) fn is_damaged(&mut self, sector: u64) -> Result<(), Violation> {
         self.engine.note("damaged", [sector, 0, 0, 0]);
         if self.is_log_lost || !self.sums.rotten.contains(&sector) {
@@ -248,12 +248,12 @@ impl StoreWorld {
         self.is_planted(Plant::SumsLost) && offset.is_multiple_of(3)
     }
 
-    /// All of the home is compared with its checksums, which hold; false if the home is gone.
+    /// All of the local store is compared with its checksums, which hold; false if the local store is gone.
     pub(super) fn scrub(&mut self) -> Result<bool, Violation> {
         self.coverage.rots += core::mem::take(&mut self.sums.rotted);
         self.coverage.forged_sectors += core::mem::take(&mut self.sums.forged);
         let is_rebuilding = |world: &Self| {
-            let status = world.home.as_ref().map(Home::status);
+            let status = world.home.as_ref().map(LocalStore::status);
             status.is_some_and(|status| status.sums_rebuild.is_some())
         };
         if is_rebuilding(self) {
@@ -277,8 +277,8 @@ impl StoreWorld {
         }
     }
 
-    /// Before the log writes the last generation again, it is scrubbed, and a tier is asked for, sometimes; false if the
-    /// home is gone.
+    /// Before the log writes the last generation again, it is scrubbed, and a tier is asked for, sometimes; false if
+    /// the local store is gone.
     pub(super) fn is_used_before_rewriting(&mut self) -> Result<bool, Violation> {
         if self.calm || self.sums.random.bool() {
             return Ok(true);

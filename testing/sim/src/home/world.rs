@@ -1,4 +1,4 @@
-//! One run: homes on one store, one after another, between a log and a backend.
+//! One run: local stores on one store, one after another, between a log and a backend.
 
 mod crashes;
 mod planted;
@@ -15,7 +15,7 @@ use hdcs_core::base::io::{Completion, Done, Nanos, SectorRange, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::local::format::{self, Layout, PAGE_BLOCKS};
 use hdcs_core::local::open::{Refused, Step};
-use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
+use hdcs_core::local::{Action, Ask, Config, Event, LocalStore, TierState};
 use zerocopy::IntoBytes;
 
 use super::encryption::DATA_KEY;
@@ -52,7 +52,7 @@ pub(super) enum State {
     Done,
 }
 
-/// What is asked of the home.
+/// What is asked of the local store.
 #[derive(Debug)]
 pub(super) enum Request {
     Write(usize),
@@ -91,9 +91,9 @@ pub struct StoreWorld {
     options: Options,
     pub(super) store: Disk,
     pub(super) backend: Backend,
-    pub(super) home: Option<Home>,
+    pub(super) home: Option<LocalStore>,
     pool: Rc<Pool>,
-    /// Of the volume, by the catalogue; the home's may be larger while it is not open.
+    /// Of the volume, by the catalogue; the local store's may be larger while it is not open.
     pub(super) bytes: u64,
     /// The sectors that are written, up to the end of the volume, and to the smaller one while that changes.
     pub(super) window: SectorRange,
@@ -124,7 +124,7 @@ pub struct StoreWorld {
     pub(super) sizing: super::size::Sizing,
     pub(super) lies: super::lies::Lies,
     pub(super) forgery: super::forgery::Forgery,
-    /// What encrypts the home, if something does.
+    /// What encrypts the local store, if something does.
     pub(super) cipher: Option<Arc<dyn KeyedCipher>>,
     /// The step at which the power goes.
     pub(super) cut_at: Option<u64>,
@@ -142,7 +142,7 @@ impl Simulated for StoreWorld {
 
     fn advance(&mut self) -> Result<bool, Violation> {
         self.engine
-            .go_on(self.home.as_ref().and_then(Home::next_wakeup))
+            .go_on(self.home.as_ref().and_then(LocalStore::next_wakeup))
     }
 
     fn turn(&mut self) -> Result<Ended, Violation> {
@@ -293,7 +293,7 @@ impl StoreWorld {
         self.options.plant
     }
 
-    /// Open the home, as the node does.
+    /// Open the local store, as the node does.
     fn open(&mut self) -> Result<(), Violation> {
         self.forge_sometimes()?;
         let mut opening = match self.begin_opening() {
@@ -337,7 +337,7 @@ impl StoreWorld {
             turn_blocks: self.turn_blocks,
             ..found
         };
-        self.home = Some(Home::new(config, map, self.cipher_for_home()));
+        self.home = Some(LocalStore::new(config, map, self.cipher_for_home()));
         self.tiers = 0;
         self.tier_wanted = false;
         for write in &mut self.generation {
@@ -365,7 +365,7 @@ impl StoreWorld {
         self.end_generation().map(drop)
     }
 
-    /// Without its log, the home is what it reads as: of each sector what was flushed, or newer.
+    /// Without its log, the local store is what it reads as: of each sector what was flushed, or newer.
     fn learn(&mut self) -> Result<(), Violation> {
         while self.is_log_lost {
             let window = self.window;
@@ -381,7 +381,7 @@ impl StoreWorld {
         Ok(())
     }
 
-    /// One generation, with reads and tiers beside it; false if the home is gone.
+    /// One generation, with reads and tiers beside it; false if the local store is gone.
     fn generation(&mut self) -> Result<bool, Violation> {
         if self.home.is_none() {
             return Ok(false);
@@ -430,7 +430,7 @@ impl StoreWorld {
         self.end_generation()
     }
 
-    /// Write what is to be written, then flush; false if the home is gone.
+    /// Write what is to be written, then flush; false if the local store is gone.
     fn end_generation(&mut self) -> Result<bool, Violation> {
         self.flushed = false;
         let is_written = |world: &Self| world.generation.iter().all(|w| w.state == State::Done);
@@ -536,7 +536,7 @@ impl StoreWorld {
         }
     }
 
-    /// Go on until something holds; false if the home is gone.
+    /// Go on until something holds; false if the local store is gone.
     pub(super) fn wait(&mut self, holds: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
         if self.settle_turn()? == Ended::Crash {
             return Ok(false);
@@ -545,7 +545,7 @@ impl StoreWorld {
         Ok(ended == Ended::Reached)
     }
 
-    /// Do what the home asks, and crash if it is time.
+    /// Do what the local store asks, and crash if it is time.
     fn settle_turn(&mut self) -> Result<Ended, Violation> {
         self.perform()?;
         let turns = self.engine.turns();
@@ -923,13 +923,17 @@ impl StoreWorld {
             .collect()
     }
 
-    /// All is well: what is dirty gets to the backend; false if the home is gone.
+    /// All is well: what is dirty gets to the backend; false if the local store is gone.
     fn tier_to_the_end(&mut self) -> Result<bool, Violation> {
         self.begin_tier();
         if !self.wait(|world| !world.tier_wanted)? {
             return Ok(false);
         }
-        let status = self.home.as_ref().map(Home::status).unwrap_or_default();
+        let status = self
+            .home
+            .as_ref()
+            .map(LocalStore::status)
+            .unwrap_or_default();
         self.coverage.fills += status.filled_blocks;
         self.coverage.waits += status.waited_writes;
         if status.dirty_bytes + status.zero_bytes > 0 || status.between {

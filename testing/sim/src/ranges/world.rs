@@ -552,7 +552,7 @@ impl RangesWorld {
                 (token, Done::Written)
             }
             Action::BackendFlush { token } => (token, Done::Written),
-            // It is for homes.
+            // It is for local stores.
             Action::BackendUnsettled { .. } => return Ok(()),
             other => unreachable!("nothing asks for {other:?} here"),
         };

@@ -1,4 +1,5 @@
-//! Volumes in storage mode: the local store between a volume and its backend, which may be an image or lie over objects.
+//! Volumes in storage mode: the local store between a volume and its backend, which may be an image or lie over
+//! objects.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::local::format::{self, Layout};
 use hdcs_core::local::map::BlockState;
 use hdcs_core::local::open::{Before, Opening, Step};
-use hdcs_core::local::{Action as StoreAction, Config, Event as StoreEvent, Home, Status};
+use hdcs_core::local::{Action as StoreAction, Config, Event as StoreEvent, LocalStore, Status};
 use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
 use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
@@ -51,9 +52,9 @@ impl Asked {
 
 /// A local store, and the backend below it.
 #[derive(Debug)]
-pub(super) struct LocalStore {
+pub(super) struct SimulatedStore {
     volume: [u8; 16],
-    home: Home,
+    home: LocalStore,
     store: Disk,
     /// The backend, if it is an image.
     image: Option<Backend>,
@@ -66,7 +67,7 @@ pub(super) struct LocalStore {
     unsettled: Vec<SectorRange>,
 }
 
-impl LocalStore {
+impl SimulatedStore {
     /// The store of a new volume, with nothing in it yet, over an image or not.
     pub(super) fn new(
         scenario: LocalStoreScenario,
@@ -248,7 +249,12 @@ fn before(log: &Disk, kept: Option<&LogSuperblock>) -> Before {
 }
 
 /// Open a store, as a node does.
-fn open(store: &mut Disk, volume: [u8; 16], scenario: LocalStoreScenario, before: Before) -> Home {
+fn open(
+    store: &mut Disk,
+    volume: [u8; 16],
+    scenario: LocalStoreScenario,
+    before: Before,
+) -> LocalStore {
     let two_blocks = |store: &Disk, offset: u64| {
         [offset, offset + BLOCK_BYTES as u64].map(|offset| {
             let mut block = vec![0; BLOCK_BYTES];
@@ -280,7 +286,7 @@ fn open(store: &mut Disk, volume: [u8; 16], scenario: LocalStoreScenario, before
         turn_blocks: scenario.turn_blocks,
         ..found
     };
-    Home::new(config, map, None)
+    LocalStore::new(config, map, None)
 }
 
 /// How an operation of an image ends.
@@ -345,7 +351,7 @@ pub(super) fn sectors_of(offset: u64, bytes: usize) -> SectorRange {
 }
 
 impl Unit {
-    pub(super) fn local_store(&mut self) -> &mut LocalStore {
+    pub(super) fn local_store(&mut self) -> &mut SimulatedStore {
         self.local.as_mut().expect("it is in storage mode")
     }
 }
@@ -624,6 +630,6 @@ impl World {
     /// Whether all of that is done.
     pub fn is_tiered(&self) -> bool {
         let mut stores = self.units.iter().filter_map(|unit| unit.local.as_ref());
-        stores.all(LocalStore::is_tiered)
+        stores.all(SimulatedStore::is_tiered)
     }
 }

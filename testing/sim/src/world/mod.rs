@@ -50,7 +50,7 @@ use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
-use local::LocalStore;
+use local::SimulatedStore;
 use object_volume::Objects;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
@@ -181,7 +181,7 @@ struct Unit {
     log_writes: WritesInFlight,
     /// What lies below it promises this, if something does: see [`stack`].
     backend: Backend,
-    local: Option<LocalStore>,
+    local: Option<SimulatedStore>,
     objects: Option<Objects>,
     /// What these have ended of what the volume asked, until it is delivered.
     ended: BTreeMap<u64, Result<Done, IoError>>,
@@ -349,7 +349,7 @@ impl World {
                 });
                 let local = volume.local.map(|local| {
                     let image = objects.is_none().then(|| volume.base.clone());
-                    LocalStore::new(local, index, &config, image, (&log, seed))
+                    SimulatedStore::new(local, index, &config, image, (&log, seed))
                 });
                 Unit {
                     local,

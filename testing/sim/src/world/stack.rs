@@ -1,18 +1,18 @@
 //! What lies below a volume as a node stacks it: a local store, an object volume, or both, the one over the other.
 //!
-//! The volume asks the upper one what it would ask its backend, and that one asks the lower one, whose backend or object
-//! store has the backend's faults. What the unit has as `backend` is then what the upper one promises: it is given what
-//! that one is given, and after a crash it is what that one, opened again, would show. So every rule about a volume and
-//! its backend holds of a volume and what lies below it.
+//! The volume asks the upper one what it would ask its backend, and that one asks the lower one, whose backend or
+//! object store has the backend's faults. What the unit has as `backend` is then what the upper one promises: it is
+//! given what that one is given, and after a crash it is what that one, opened again, would show. So every rule about a
+//! volume and its backend holds of a volume and what lies below it.
 //!
-//! Of what lies at the bottom two more rules hold: unless a local store says that its backend is between two states, that
-//! alone is a disk that the client could have seen; and it has everything once all is tiered out.
+//! Of what lies at the bottom two more rules hold: unless a local store says that its backend is between two states,
+//! that alone is a disk that the client could have seen; and it has everything once all is tiered out.
 
 use hdcs_core::base::io::Extent;
 use hdcs_core::local::{Ask as StoreAsk, Event as StoreEvent};
 use hdcs_core::objects::io::Ask as ObjectAsk;
 
-use super::local::{LocalStore, OF_STORE, decode};
+use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
     Action, BufMut, Completion, Content, Done, Happening, InFlight, Io, IoError, Owner, Plant,
     SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
@@ -35,7 +35,7 @@ impl Unit {
         if let Some(objects) = &self.objects {
             return objects.contents();
         }
-        let image = self.local.as_ref().and_then(LocalStore::image_contents);
+        let image = self.local.as_ref().and_then(SimulatedStore::image_contents);
         Ok(image.expect("there is an image or objects"))
     }
 
@@ -62,7 +62,7 @@ impl Unit {
 
     /// What is at the bottom alone is a disk that the client could have seen, unless a tier is between two states.
     pub(super) fn check_below(&self) -> Result<(), Violation> {
-        let is_between = self.local.as_ref().is_some_and(LocalStore::is_between);
+        let is_between = self.local.as_ref().is_some_and(SimulatedStore::is_between);
         if is_between || !self.is_stacked() {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Reads of the backend once more, of exactly what is asked for.
 //!
-//! A fetch covers whole lines, and so sectors that are dirty in the log. A home that has checksums refuses it if
+//! A fetch covers whole lines, and so sectors that are dirty in the log. A local store that has checksums refuses it if
 //! one of them does not match, as after a crash those may that the log is about to write again. Then each part
 //! that a client waits for is read by itself: nothing of it is dirty, so it matches, or its only copy is bad.
 

@@ -8,7 +8,7 @@ use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::local::format::{self, Layout};
 use hdcs_core::local::map::Map;
-use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
+use hdcs_core::local::{Action, Ask, Config, Event, LocalStore, TierState};
 
 const BLOCKS: u64 = 64;
 const BYTES: u64 = BLOCKS * BLOCK_BYTES as u64;
@@ -24,10 +24,10 @@ struct Written {
     ended: Option<u64>,
 }
 
-/// A home whose store and backend take one action in each step, in an order of their own. What gets to the backend has
-/// to be durable in the store.
+/// A local store whose store and backend take one action in each step, in an order of their own. What gets to the
+/// backend has to be durable in the store.
 struct Rig {
-    home: Home,
+    home: LocalStore,
     pool: Rc<Pool>,
     store: Vec<u8>,
     /// What of it a sync has made durable.
@@ -65,7 +65,7 @@ impl Rig {
         let pages =
             (0..format::pages(BYTES)).map(|page| Box::new(format::format_page(HOME, page, None)));
         Self {
-            home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
+            home: LocalStore::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(4 << 20),
             store: vec![0; Layout::PLAIN.store_bytes(BYTES) as usize],
             durable: vec![0; Layout::PLAIN.store_bytes(BYTES) as usize],

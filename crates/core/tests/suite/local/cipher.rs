@@ -1,4 +1,4 @@
-//! An encrypted home: ciphertext in its store, plaintext for clients and the backend.
+//! An encrypted local store: ciphertext in its store, plaintext for clients and the backend.
 
 use hdcs_core::base::error::FormatError;
 use hdcs_core::base::limits::{

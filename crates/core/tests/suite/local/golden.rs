@@ -1,5 +1,5 @@
-//! The format of homes stays what it is: what an earlier program wrote opens, and the same writes still make the same
-//! bytes, plain and encrypted.
+//! The format of local stores stays what it is: what an earlier program wrote opens, and the same writes still make the
+//! same bytes, plain and encrypted.
 //!
 //! `HDCS_UPDATE=1` writes the images anew, for a reviewer to compare.
 
@@ -16,7 +16,7 @@ fn image_path(version: u16, key: [u8; 16]) -> PathBuf {
         .join(format!("tests/golden/home{encrypted}-v{version}.bin"))
 }
 
-/// A home with blocks in every state, whose superblock has been written in both places.
+/// A local store with blocks in every state, whose superblock has been written in both places.
 fn written(key: [u8; 16]) -> Rig {
     let mut rig = Rig::new(key);
     rig.write(4096, &[1; 2 * BLOCK_BYTES]);

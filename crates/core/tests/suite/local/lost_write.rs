@@ -1,4 +1,5 @@
-//! A device that acknowledges a write of a home's map and loses it: what was flushed is there, or the home is refused.
+//! A device that acknowledges a write of a local store's map and loses it: what was flushed is there, or the local
+//! store is refused.
 
 use hdcs_core::base::error::FormatError;
 use hdcs_core::base::io::{Completion, Done};

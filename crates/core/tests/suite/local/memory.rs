@@ -1,5 +1,5 @@
-//! What memory a home has is shared so that nobody waits for ever: neither a tier nor a flush beside reads that are of
-//! home and backend both and want more memory than there is.
+//! What memory a local store has is shared so that nobody waits for ever: neither a tier nor a flush beside reads that
+//! are of local store and backend both and want more memory than there is.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -9,10 +9,10 @@ use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES};
 use hdcs_core::local::format;
 use hdcs_core::local::map::Map;
-use hdcs_core::local::{Action, Ask, Config, Event, Home};
+use hdcs_core::local::{Action, Ask, Config, Event, LocalStore};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// The home has the first of so many blocks; of those behind them it has every other run of [`RUN`] blocks.
+/// The local store has the first of so many blocks; of those behind them it has every other run of [`RUN`] blocks.
 const LARGE: u64 = 256;
 const RUN: u64 = 8;
 const BLOCKS: u64 = 4096;
@@ -21,9 +21,9 @@ const HOME: u64 = 9;
 const READS: usize = 2 * (HOME_POOL_BYTES + HOME_READ_POOL_BYTES) / (RUN as usize * BLOCK_BYTES);
 const NOW: Nanos = Nanos(1);
 
-/// A home whose store and backend keep nothing, and end actions in the order in which they began.
+/// A local store whose store and backend keep nothing, and end actions in the order in which they began.
 struct Rig {
-    home: Home,
+    home: LocalStore,
     pool: Rc<Pool>,
     actions: VecDeque<Action>,
     ended: Vec<Token>,
@@ -53,7 +53,7 @@ impl Rig {
         let pages =
             (0..format::pages(bytes)).map(|page| Box::new(format::format_page(HOME, page, None)));
         Self {
-            home: Home::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
+            home: LocalStore::new(config, Map::load(pages.collect(), BLOCKS, 1, true), None),
             pool: Pool::new(256 << 20),
             actions: VecDeque::new(),
             ended: Vec::new(),

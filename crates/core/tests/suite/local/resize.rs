@@ -1,5 +1,5 @@
-//! Homes that get another size: what pages of the map that were cut off say never comes back, what is cut off is not
-//! touched, and an atomic backend is not resized with a part of a tier.
+//! Local stores that get another size: what pages of the map that were cut off say never comes back, what is cut off is
+//! not touched, and an atomic backend is not resized with a part of a tier.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use hdcs_core::local::format::{
     SUMS_UNTRUSTED, choose_page,
 };
 use hdcs_core::local::map::{BlockState, Map};
-use hdcs_core::local::{Action, Ask, Config, Event, Home, TierState};
+use hdcs_core::local::{Action, Ask, Config, Event, LocalStore, TierState};
 use zerocopy::IntoBytes;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -51,9 +51,9 @@ impl Sectors {
     }
 }
 
-/// A home on a device, which keeps what was cut off, and a backend in memory. Actions are performed in order.
+/// A local store on a device, which keeps what was cut off, and a backend in memory. Actions are performed in order.
 struct Rig {
-    home: Home,
+    home: LocalStore,
     store: Sectors,
     backend: Sectors,
     backend_bytes: u64,
@@ -75,7 +75,7 @@ fn superblock(store: &Sectors) -> HomeSuperblock {
     HomeSuperblock::newest([&one, &two]).unwrap()
 }
 
-/// The pages of a home, and what its superblock says of them.
+/// The pages of a local store, and what its superblock says of them.
 fn map_of(store: &Sectors, superblock: &HomeSuperblock) -> (Vec<FoundPage>, MapCheck) {
     let mut check = MapCheck::new(superblock);
     let pages = (0..format::pages(superblock.bytes.get())).map(|page| {
@@ -87,7 +87,7 @@ fn map_of(store: &Sectors, superblock: &HomeSuperblock) -> (Vec<FoundPage>, MapC
     (pages.collect(), check)
 }
 
-fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> Home {
+fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> LocalStore {
     let mut superblock = superblock(store);
     let (pages, check) = map_of(store, &superblock);
     check.end().unwrap();
@@ -119,11 +119,11 @@ fn open(store: &mut Sectors, backend_atomic: bool, flush_every_blocks: u64) -> H
         flush_every_blocks,
         turn_blocks: 1000,
     };
-    Home::new(config, map, None)
+    LocalStore::new(config, map, None)
 }
 
 impl Rig {
-    /// A new home of so many blocks.
+    /// A new local store of so many blocks.
     fn new(blocks: u64, backend_atomic: bool) -> Self {
         Self::with_flushes(blocks, backend_atomic, 1 << 20)
     }
@@ -478,7 +478,7 @@ fn home_that_cannot_grow_keeps_its_size_and_its_store() {
     assert_eq!(rig.blocks(), PAGE_BLOCKS + 9);
 }
 
-/// What cannot be cut with a shrink is cut when the home grows, before that reads as anything.
+/// What cannot be cut with a shrink is cut when the local store grows, before that reads as anything.
 #[test]
 fn home_that_has_shrunk_over_a_backend_that_was_not_cut_grows_by_zeroes() {
     let mut rig = Rig::new(100, false);

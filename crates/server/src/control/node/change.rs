@@ -24,7 +24,7 @@ use crate::shard::command::{Command, ShardReport, VolumeReport};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moved {
     remaining_bytes: u64,
-    /// Of a home.
+    /// Of a local store.
     tiered_bytes: u64,
     /// What the backend has taken of a generation that has not ended, and what its store has.
     taken_bytes: u64,
@@ -169,7 +169,7 @@ impl Node {
                 if self.bytes_of(number).await == Some(old.bytes) {
                     self.update_entry(&old).await?;
                 } else {
-                    // The volume is that small, and its home or its object volume may be so by now, or soon: a
+                    // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
                     // than what the catalogue says, which every opening takes; one that is smaller is refused.
                     self.put(entry, None);
@@ -237,8 +237,8 @@ impl Node {
     }
 
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
-    /// could not be recorded, has left another one there. A home that is larger than the catalogue says would be cut at
-    /// the next opening, and any backend that is smaller would be refused.
+    /// could not be recorded, has left another one there. A local store that is larger than the catalogue says would be
+    /// cut at the next opening, and any backend that is smaller would be refused.
     pub(super) async fn record_sizes(&self, report: &ShardReport) {
         for entry in self.entries() {
             let number = VolumeNumber(entry.number);

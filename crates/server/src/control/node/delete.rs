@@ -361,7 +361,8 @@ impl Node {
             },
         };
         let remove = move || BackendUrl::parse(&place)?.place.remove(was);
-        // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by themselves.
+        // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by
+        // themselves.
         let problem = if let Leaving::Image(Held::File { .. }) = leaving {
             match in_time(UNLINK_TIME_MAX, remove).await {
                 Some(Ok(())) => return Ok(()),
@@ -624,7 +625,7 @@ impl Node {
             && let Some(why) = self.missing_backend(entry).await
         {
             return conflict(format!(
-                "its home may hold the only copy of its data, since its backend is not whole ({why})"
+                "its local store may hold the only copy of its data, since its backend is not whole ({why})"
             ));
         }
         let number = VolumeNumber(entry.number);

@@ -1,4 +1,4 @@
-//! The homes of volumes in storage mode: where they may be, making and giving them up, and the schedule of
+//! The local stores of volumes in storage mode: where they may be, making and giving them up, and the schedule of
 //! tiering out.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::shard::command::{Command, ShardReport};
 pub(super) type TierTimes = BTreeMap<u32, Instant>;
 
 impl Node {
-    /// Check where the home of a new volume is to be, if it is to have one.
+    /// Check where the local store of a new volume is to be, if it is to have one.
     pub(super) async fn plan_home(
         &self,
         name: &VolumeName,
@@ -108,7 +108,7 @@ impl Node {
         reached.map_err(|shortage| short(name, &shortage))
     }
 
-    /// Drop what a device still holds of the home of a closed volume.
+    /// Drop what a device still holds of the local store of a closed volume.
     pub(super) async fn forget_home(&self, entry: &Entry) {
         let Some(path) = entry.home_path(&self.layout()) else {
             return;
@@ -182,7 +182,7 @@ fn check_bytes(bytes: u64) -> Result<(), String> {
     ))
 }
 
-/// Make a home, of an encrypted volume with its `keys`; `advice` is what to do if that fails. Blocks.
+/// Make a local store, of an encrypted volume with its `keys`; `advice` is what to do if that fails. Blocks.
 pub(super) fn make_home(
     path: &Path,
     entry: &Entry,
@@ -200,7 +200,10 @@ pub(super) fn make_home(
     }
     if !is_device && path.starts_with("/dev") {
         // A file there would be a file in memory.
-        let why = format!("its home: {}: there is no such device", path.display());
+        let why = format!(
+            "its local store: {}: there is no such device",
+            path.display()
+        );
         return Err(ApiError::new(ErrorKind::Conflict, why));
     }
     store::create(path, entry.uuid, entry.bytes, is_device, keys).map_err(|error| {
@@ -210,7 +213,7 @@ pub(super) fn make_home(
             _ => ErrorKind::Failed,
         };
         let needs = Layout::of(keys.is_some()).store_bytes(entry.bytes);
-        let why = format!("its home of {needs} bytes cannot be made: {error}: {advice}");
+        let why = format!("its local store of {needs} bytes cannot be made: {error}: {advice}");
         ApiError::new(kind, why)
     })
 }

@@ -7,8 +7,8 @@
 //!  start ─► opening ──► open            waiting (backend unreachable, too little memory; 1 s to 30 s)
 //!            │ │ └────────────────────────────────────┘
 //!            │ └─► refused ──────── `volume open` ──► opening
-//!            └───► log or home lost ── `volume open` ──► opening
-//!                     └─ `volume open --discard-dirty` ─► new log, new home, new number ──► opening
+//!            └───► log or local store lost ── `volume open` ──► opening
+//!                     └─ `volume open --discard-dirty` ─► new log, new local store, new number ──► opening
 //! ```
 //!
 //! Invariants:
@@ -81,8 +81,8 @@ pub(super) enum NotOpen {
     },
     /// Its write log is lost.
     LogLost { why: String, loss: Loss },
-    /// Its home is lost.
-    HomeLost { why: String, loss: Loss },
+    /// Its local store is lost.
+    LocalStoreLost { why: String, loss: Loss },
     /// Somebody must put something right.
     Refused { why: String },
     /// Deleting or detaching it has begun, and did not end.
@@ -109,7 +109,7 @@ impl NotOpen {
             Self::Opening { .. } => "opening",
             Self::Waiting { .. } => "waiting",
             Self::LogLost { .. }
-            | Self::HomeLost { .. }
+            | Self::LocalStoreLost { .. }
             | Self::Refused { .. }
             | Self::Leaving { .. } => "failed",
         }
@@ -153,9 +153,9 @@ impl fmt::Display for NotOpen {
                 "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
                  open it from its backend alone with `hdcs volume open --discard-dirty`"
             ),
-            Self::HomeLost { why, loss } => write!(
+            Self::LocalStoreLost { why, loss } => write!(
                 f,
-                "{why}: its home is lost: {loss}: put it back and run `hdcs volume open`, or open the volume \
+                "{why}: its local store is lost: {loss}: put it back and run `hdcs volume open`, or open the volume \
                  from its backend alone with `hdcs volume open --discard-dirty`"
             ),
             Self::Refused { why } => {
@@ -330,7 +330,7 @@ impl Node {
                 why,
                 loss: self.loss_of(entry).await,
             },
-            Failure::LocalLost => NotOpen::HomeLost {
+            Failure::LocalLost => NotOpen::LocalStoreLost {
                 why,
                 loss: self.loss_of(entry).await,
             },
@@ -511,7 +511,7 @@ impl Node {
                 return Err(self.refusal(name, &failure));
             }
             let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
-            let what = if is_home_lost { "home" } else { "log" };
+            let what = if is_home_lost { "local store" } else { "log" };
             tracing::warn!("volume {name} is opened without its {what}, which is lost: {loss}");
             let shown = |path: PathBuf| path.display().to_string();
             opened_without = Some(Lost {
@@ -548,8 +548,8 @@ impl Node {
         ApiError::new(kind, format!("volume {name}: {why}"))
     }
 
-    /// Make a new log for a volume whose log is lost, and a new home if that is lost: what the log has
-    /// follows what the home had, and means nothing without it. Its entry from now on, and where the old ones
+    /// Make a new log for a volume whose log is lost, and a new local store if that is lost: what the log has
+    /// follows what the local store had, and means nothing without it. Its entry from now on, and where the old ones
     /// were moved to.
     async fn replace_log(
         &self,
@@ -607,7 +607,7 @@ impl Node {
             let place = new.log_path(&layout);
             let is_old_place = place == old.log_path(&layout);
             let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
-            // The device is this volume's, or it may be overwritten: `make_way` has looked. The home comes last:
+            // The device is this volume's, or it may be overwritten: `make_way` has looked. The local store comes last:
             // until then it is lost as before, so what ends here in between is found by the next opening.
             let made = make_log(&place, new.log.bytes, true, &first_block).and_then(|()| {
                 let replace = |home: PathBuf| replace_home(&home, &new, unlocked.as_ref());
@@ -649,15 +649,15 @@ fn hang_time(url: &str) -> Duration {
     }
 }
 
-/// A device in the place of a lost home must be this volume's or empty: names of devices change, and it may be
-/// the home of another volume, or no home at all.
+/// A device in the place of a lost local store must be this volume's or empty: names of devices change, and it may be
+/// the local store of another volume, or no local store at all.
 fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
     if !is_block_device(home) && home.starts_with("/dev") {
         // A file there would be a file in memory.
         return Err(ApiError::new(
             ErrorKind::Conflict,
             format!(
-                "its home cannot be made: {}: there is no such device: connect it, or an empty one of its \
+                "its local store cannot be made: {}: there is no such device: connect it, or an empty one of its \
                  size, there, and run `hdcs volume open` again",
                 home.display()
             ),
@@ -669,21 +669,21 @@ fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
     Err(ApiError::new(
         ErrorKind::Conflict,
         format!(
-            "its home cannot be made: {}: the device holds something else, which would be lost: connect the \
+            "its local store cannot be made: {}: the device holds something else, which would be lost: connect the \
              right one there, or clear it with `wipefs --all` and `blkdiscard`",
             home.display()
         ),
     ))
 }
 
-/// Where what was in the places of a lost log and home is kept.
+/// Where what was in the places of a lost log and local store is kept.
 #[derive(Debug)]
 struct Aside {
     log: Option<PathBuf>,
     home: Option<PathBuf>,
 }
 
-/// Make a new home for a volume; a file in the place of the old one is moved aside, and back if that fails.
+/// Make a new local store for a volume; a file in the place of the old one is moved aside, and back if that fails.
 /// Where it is.
 fn replace_home(
     home: &Path,
@@ -768,7 +768,7 @@ mod tests {
     fn lost_home_whose_device_is_gone_is_told_as_that() {
         let home = Path::new("/dev/hdcs-no-such-device");
         let said = refuse_foreign_home(home, Uuid::nil()).unwrap_err().message;
-        assert!(said.contains("its home cannot be made"), "{said}");
+        assert!(said.contains("its local store cannot be made"), "{said}");
         assert!(
             said.contains("connect it") && said.contains("hdcs volume open"),
             "{said}"

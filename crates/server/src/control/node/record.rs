@@ -178,7 +178,7 @@ fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
     let age = if is_home_clean && lost_bytes == 0 {
         Duration::from_nanos(volume.stats.dirty_age.0)
     } else {
-        // How old that is which the home has not tiered out, or which the log has lost, nobody knows.
+        // How old that is which the local store has not tiered out, or which the log has lost, nobody knows.
         Duration::MAX
     };
     let open_for = asked.at.saturating_duration_since(tracked.opened);

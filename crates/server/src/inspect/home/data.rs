@@ -1,4 +1,4 @@
-//! The data of a home that nobody has open, compared with its checksums.
+//! The data of a local store that nobody has open, compared with its checksums.
 //!
 //! What was written since the last flush need not match: the write log writes it again. So what the log has is
 //! left out. If that is not known, as without the key of an encrypted log, what does not match is counted alone.
@@ -22,7 +22,7 @@ use crate::inspect::{foreign, packed, replay, superblocks};
 
 /// What is in the write log of a volume, whose directory is `directory`; `None` if that is not all that was written
 /// since a flush, or cannot be told. Of a log that was given up, what is kept beside it counts, as at an opening: its
-/// device holds what was written since in the home.
+/// device holds what was written since in the local store.
 pub fn logged(
     log: &Path,
     directory: &Path,

@@ -1,9 +1,9 @@
-//! How a home goes: the power or the process, at any moment; or the process some time after writes past the log that
-//! nobody has flushed. Of these, what was acknowledged is still there, as it would be in a raw file.
+//! How a local store goes: the power or the process, at any moment; or the process some time after writes past the log
+//! that nobody has flushed. Of these, what was acknowledged is still there, as it would be in a raw file.
 
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::HOME_UNCOMMITTED_AGE_MS;
-use hdcs_core::local::Home;
+use hdcs_core::local::LocalStore;
 
 use super::StoreWorld;
 use crate::home::plant::Plant;
@@ -28,7 +28,7 @@ impl StoreWorld {
         }
     }
 
-    /// The home is gone, and what the store had not made durable with it, unless only the process was killed.
+    /// The local store is gone, and what the store had not made durable with it, unless only the process was killed.
     fn die(&mut self, is_killed: bool) {
         if let Some(home) = self.home.take() {
             self.coverage.fills += home.status().filled_blocks;
@@ -64,13 +64,14 @@ impl StoreWorld {
         may && self.choices.u8(..24) == 0
     }
 
-    /// Let time pass after a generation that is written and not flushed, then kill the process. The home is gone then.
+    /// Let time pass after a generation that is written and not flushed, then kill the process. The local store is gone
+    /// then.
     pub(super) fn linger_and_be_killed(&mut self) -> Result<(), Violation> {
         let until = self.engine.now().plus(LINGERS);
         if self.is_planted(Plant::SleepsThrough) {
             self.engine.pass_until(until);
         } else {
-            let rests = |home: &Home| home.next_wakeup().is_none();
+            let rests = |home: &LocalStore| home.next_wakeup().is_none();
             let is_over = |world: &Self| {
                 let rests = world.home.as_ref().is_none_or(rests);
                 world.engine.now() >= until || rests && world.engine.next_time().is_none()

@@ -1,4 +1,4 @@
-//! What planted bugs do to what the home wants done.
+//! What planted bugs do to what the local store wants done.
 
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::io::{Nanos, SectorRange, Token};
@@ -49,7 +49,7 @@ impl StoreWorld {
         writes.any(|write| write.content == Content::Write(id))
     }
 
-    /// A planted bug: the backend gets what the home has now.
+    /// A planted bug: the backend gets what the local store has now.
     pub(super) fn write_what_is_there(&mut self, range: SectorRange) {
         let mut bytes = vec![0; range.bytes()];
         let offset = self.layout().data_offset(range.byte_offset());
