@@ -159,7 +159,7 @@ def test_storage_encryption_refuses_a_home_that_is_not_of_its_key(tmp_path):
             daemon.start()
             daemon.until(lambda name=name: daemon.volume(name)["phase"] == "failed")
             reason = daemon.volume(name)["reason"]
-            assert why in reason and "put the right home back" in reason, reason
+            assert why in reason and "put the right local store back" in reason, reason
             daemon.stop()
         shutil.copy(kept, home_path(daemon))
         seal(home_path(daemon, "plain"), bytes(16))
