@@ -115,7 +115,7 @@ fn home_keeps_its_data_key_whatever_else_of_its_superblock_changes() {
 }
 
 #[test]
-#[should_panic(expected = "a home is encrypted if its superblock says so")]
+#[should_panic(expected = "a local store is encrypted if its superblock says so")]
 fn home_that_is_encrypted_is_not_opened_without_its_cipher() {
     let mut store = Rig::new(KEY).store;
     let place = superblock(&store).place() as usize;
