@@ -164,7 +164,7 @@ impl LocalStore {
             let (from, to) = (resize.from, resize.to);
             // The tier that it may wait for failed, or is not to be.
             let of_tier = self.tier.failure.filter(|_| !self.tier.is_kept_off);
-            let trouble = resize.trouble.or(of_tier);
+            let trouble = of_tier.or(resize.trouble);
             let stage = resize.stage;
             let next = match stage {
                 Stage::Settling => match trouble {
