@@ -163,8 +163,9 @@
 //! ```text
 //! tagged                        info               place
 //! superblocks of the write log  log superblocks    0, 0
-//! superblocks, pages of a local store  local store map           number of the local store, 0
-//! sectors of a local store             local store sectors       number of the local store, number of the sector on the volume
+//! of a local store:
+//!   superblocks, pages          home map           its number, 0
+//!   sectors                     home sectors       its number, number of the sector on the volume
 //! ```
 //!
 //! Of a superblock or page the tag is made before the checksum, with both fields zero; a field that is shorter than a
