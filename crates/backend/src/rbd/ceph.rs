@@ -9,7 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdcs_device::Errno;
@@ -106,7 +106,7 @@ fn c_text(text: &str) -> CString {
 pub struct Cluster {
     ceph: &'static Ceph,
     handle: rados::rados_t,
-    made: Instant,
+    connected: OnceLock<Instant>,
 }
 
 // SAFETY: librados may be called from any thread.
@@ -124,7 +124,7 @@ impl Cluster {
         Ok(Self {
             ceph,
             handle,
-            made: Instant::now(),
+            connected: OnceLock::new(),
         })
     }
 
@@ -148,7 +148,9 @@ impl Cluster {
     /// Connect. Blocks up to `client_mount_timeout`.
     pub fn connect(&self) -> Result<(), Errno> {
         // SAFETY: a handle that is held.
-        check(unsafe { self.ceph.rados.rados_connect(self.handle) }).map(drop)
+        check(unsafe { self.ceph.rados.rados_connect(self.handle) })?;
+        self.connected.get_or_init(Instant::now);
+        Ok(())
     }
 
     /// The cluster's identity.
@@ -194,7 +196,8 @@ impl Drop for Cluster {
         };
         // A thread of the library ends the process now and then if the connection that it still works for is shut down
         // soon after it was made (seen with 16.2.15 on a busy machine).
-        let early = GROWN_UP.saturating_sub(self.made.elapsed());
+        let age = self.connected.get().map(Instant::elapsed);
+        let early = age.map_or(Duration::ZERO, |age| GROWN_UP.saturating_sub(age));
         if early.is_zero() {
             return shut_down();
         }

@@ -750,8 +750,9 @@ impl<T> Scheduler<T> {
     }
 
     /// When [`Self::next`] has to be asked again although nothing happens.
-    pub const fn next_wakeup(&self) -> Option<Nanos> {
-        self.wakeup
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        // What was waited for may have been removed or withdrawn since, and nobody asks then.
+        self.wakeup.filter(|_| !self.backlog.is_empty())
     }
 
     /// Take back what waits in a flow and is not wanted any more.

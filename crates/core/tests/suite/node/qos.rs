@@ -671,6 +671,32 @@ fn qos_that_is_not_set_is_not_asked() {
 }
 
 #[test]
+fn qos_nobody_is_woken_for_what_was_taken_back() {
+    let limited = Qos {
+        iops_max: 1,
+        ..Qos::default()
+    };
+    let waiting = || {
+        let mut scheduler = Scheduler::default();
+        let flow = scheduler.add(Nanos(0), limited);
+        for number in 0..100 {
+            scheduler.submit(Nanos(0), flow, SMALL, number);
+        }
+        while scheduler.next(Nanos(0)).is_some() {}
+        assert!(scheduler.next_wakeup().is_some(), "some wait for the limit");
+        (scheduler, flow)
+    };
+    let (mut scheduler, flow) = waiting();
+    assert!(scheduler.remove(flow).count() > 0);
+    assert_eq!(scheduler.next_wakeup(), None, "the flow is gone");
+
+    let (mut scheduler, flow) = waiting();
+    assert!(!scheduler.withdraw(flow, |_| true).is_empty());
+    scheduler.set(Nanos(0), flow, Qos::default());
+    assert_eq!(scheduler.next_wakeup(), None, "nothing waits in the flow");
+}
+
+#[test]
 fn qos_opened_lets_everything_go() {
     let mut scheduler = Scheduler::default();
     let qos = Qos {
