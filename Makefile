@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
+.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -21,6 +21,15 @@ setup: ## install what is missing of everything (Debian packages; says so when c
 build: ## target/release/hdcs and the benchmark
 	@testenv/setup.sh build
 	cargo build --release --workspace --bins --examples
+
+PREFIX ?= /usr/local
+install: build ## hdcs, its manual pages and shell completions below PREFIX=/usr/local (DESTDIR for packages)
+	install -D -m 755 $(HDCS) $(DESTDIR)$(PREFIX)/bin/hdcs
+	$(HDCS) man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(HDCS) completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/hdcs
+	$(HDCS) completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_hdcs
+	$(HDCS) completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/hdcs.fish
 
 # All that `make test` builds is built once, optimised and with assertions on.
 CHECKED := --profile checked --workspace
@@ -109,8 +118,8 @@ sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)
 
-mutants: ## mutations of the core that its tests do not notice (COUNT=200; a minute or two for each)
-	testing/mutants.sh $(or $(COUNT),200)
+mutants: ## mutations of the core that its tests do not notice (COUNT=200 SEED=n)
+	testing/mutants.py --count $(or $(COUNT),200) --seed $(or $(SEED),1)
 
 DENY := 0.20.2
 deny: ## what dependencies may be (deny.toml): licences, sources, advisories; installs cargo-deny, which takes minutes

@@ -1,4 +1,4 @@
-"""Storage mode over a file: the node's store is the local store, and the backend gets what is dirty when that is asked for."""
+"""Storage mode over a file: the data lives in the node's local store, and the backend gets what is dirty when that is asked for."""
 
 import os
 import re

@@ -57,7 +57,7 @@ impl ApiError {
     }
 }
 
-/// Who is the local store of a volume's data.
+/// Where a volume's data lives: in its backend, or in its local store.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
 )]
@@ -101,7 +101,7 @@ pub struct CreateVolume {
     /// Encrypt it, with a data key that is wrapped with the key from there; left out, it is plain.
     #[serde(default)]
     pub encryption: Option<KeyPlace>,
-    /// Who is the local store of its data.
+    /// Where its data lives: in its backend, or in its local store.
     #[serde(default)]
     pub mode: Mode,
     /// File or block device for its local store; left out, a file in the data directory.
@@ -686,7 +686,7 @@ pub struct Volume {
     /// Whether its backend can only be read, being a snapshot: what would write is refused.
     #[serde(default)]
     pub read_only: bool,
-    /// Who is the local store of its data.
+    /// Where its data lives: in its backend, or in its local store.
     #[serde(default)]
     pub mode: Mode,
     /// The file or device of its local store, if it is in storage mode.

@@ -301,7 +301,7 @@ pub enum Kind {
     File,
     /// An image of Ceph.
     Rbd,
-    /// Objects on S3 or HDFS.
+    /// Objects on S3, HDFS or in a directory.
     Objects,
 }
 

@@ -154,7 +154,7 @@ pub(crate) struct Create {
 /// What a new volume is, whatever it begins with: `create`, `import` and `clone` take the same.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Behaviour {
-    /// Who is the local store of the data
+    /// Where the data lives: in the backend (`cache`), or in a local store (`storage`)
     #[arg(long, default_value = "cache")]
     mode: Mode,
     /// In storage mode: file or block device for the local store [default: a file in the data directory]
@@ -522,6 +522,7 @@ pub(super) fn said<T: serde::Serialize>(
 
 async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let backend = arguments.backend.as_deref().map(absolute_backend);
+    let is_twice_here = backend.is_none() && arguments.behaviour.mode == Mode::Storage;
     let bytes = arguments.size.map(|size| size.0);
     let request = (arguments.behaviour).of(&arguments.name, bytes, backend.transpose()?)?;
     let volume: Volume = client
@@ -529,11 +530,16 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
         .await?;
     said(arguments.json, &volume, || {
         format!(
-            "volume {} is created: {}, {}, backend {}",
+            "volume {} is created: {}, {}, backend {}{}",
             volume.name,
             show(volume.bytes),
             output::state(&volume),
-            volume.backend
+            volume.backend,
+            if is_twice_here {
+                "\nwhat is tiered out is kept twice in the data directory; to keep it elsewhere, give --backend"
+            } else {
+                ""
+            }
         )
     })
 }

@@ -854,7 +854,10 @@ mod tests {
             encryption: None,
             pins: Vec::new(),
             pin_trouble: None,
-            benefit: open.then(Default::default),
+            benefit: open.then(|| VolumeBenefit {
+                miss_us: Some(1500.0),
+                ..VolumeBenefit::default()
+            }),
             connections: 0,
             settings: std::collections::BTreeMap::new(),
             overridden: Vec::new(),

@@ -98,7 +98,7 @@ pub fn superblock(store: &[u8]) -> HomeSuperblock {
     HomeSuperblock::newest(blocks).unwrap()
 }
 
-/// Open the local store of a store.
+/// Open a local store.
 pub fn open(store: &mut [u8]) -> LocalStore {
     try_open(store).unwrap()
 }

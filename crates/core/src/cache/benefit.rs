@@ -258,6 +258,7 @@ mod tests {
         assert_eq!(benefit.ssd_worth(1), Some(worth(300_000)));
         assert_eq!((benefit.ssd_worth(2), benefit.miss(2)), (None, None));
         assert_eq!(benefit.dram_worth(2), Some(worth(100_000)));
+        assert_eq!(benefit.ssd_hit(), Some(Nanos(100_000)));
         benefit.missed(3, Nanos(90_000));
         assert!(benefit.saves_nothing(3) && !benefit.saves_nothing(1));
         assert!(!benefit.saves_nothing(2), "it was not measured");

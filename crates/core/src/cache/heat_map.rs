@@ -365,6 +365,24 @@ mod tests {
     }
 
     #[test]
+    fn heat_map_with_a_run_that_nobody_writes_is_refused() {
+        let refused = |change: fn(&mut Vec<u32>)| {
+            let mut map = example();
+            change(&mut map.runs);
+            HeatMap::parse(&map.encode()) == Err(FormatError::Field("run"))
+        };
+        assert!(!refused(|_| ()));
+        let hot = 1 << HEAT_BITS | Heat::Hot as u32;
+        assert!(refused(|runs| runs.push(Heat::Hot as u32)), "an empty one");
+        let split = |runs: &mut Vec<u32>| {
+            assert_eq!(runs[0], hot);
+            runs[0] = runs[1] & ((1 << HEAT_BITS) - 1) | 1 << HEAT_BITS;
+        };
+        assert!(refused(split), "two of the same heat");
+        assert!(refused(|runs| runs[1] += 1 << HEAT_BITS), "too many units");
+    }
+
+    #[test]
     fn heat_map_is_planned_hottest_first_within_volume_and_room() {
         let ranges = |plan: &Plan| -> Vec<(u64, u64)> {
             let range = |range: &SectorRange| (range.start / 8, range.end().div_ceil(8));

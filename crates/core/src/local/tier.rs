@@ -219,6 +219,7 @@ impl Tier {
         self.abandon();
         self.wanted = false;
         self.hold = Hold::No;
+        self.holds_since = None;
     }
 
     /// Let go of a tier. What is being written to the backend ends before another one begins.
@@ -636,5 +637,22 @@ impl Tier {
             self.hold != Hold::Held || self.is_at_rest(),
             "the backend is held while it is written"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tier_that_is_given_up_waits_for_no_write() {
+        let mut tier = Tier {
+            wanted: true,
+            holds_since: Some(Nanos(7)),
+            ..Tier::default()
+        };
+        assert!(tier.hold_ends_at().is_some());
+        tier.give_up();
+        assert_eq!(tier.hold_ends_at(), None);
     }
 }

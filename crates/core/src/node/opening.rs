@@ -2,7 +2,7 @@
 //! failed is tried again.
 //!
 //! ```text
-//!  Log ─► Records ─┬─ storage mode ─► Local ─┬─► Backend ─► Begin ─► Sync ─► Done
+//!  Log ─► Records ─┬─ storage mode ─► Local ─┬─► Backend ─► Sync ─► Begin ─► Done
 //!                  └─────────────────────────┘
 //! ```
 //!
@@ -12,8 +12,8 @@
 //! | Records | read what the node has recorded of the log | it must be that log, and no older copy; one that failed was gone past |
 //! | Local | open the local store | which log is before it, and whether that has everything |
 //! | Backend | open the backend | – |
-//! | Begin | record that the log is in use | – |
 //! | Sync | make durable what replay will read | – |
+//! | Begin | record that the log is in use | – |
 //!
 //! Invariants:
 //! 1. A log is named by superblocks that were authenticated. So nothing that follows from its name (its keys, whether
@@ -21,7 +21,8 @@
 //! 2. The local store learns of every write that may have gone past the log, before it decides which of its checksums
 //!    still hold: from the log, or from the superblock that was kept when the log failed.
 //! 3. The log is recorded as in use only when everything that it needs is there: until then a log that is missing later
-//!    has lost nothing.
+//!    has lost nothing. What is recorded of it is durable in it by then: else a power cut would leave a log that seems
+//!    to be an older copy.
 //!
 //! Failure: what was opened is closed, and [`Failure`] says what may be done about it.
 
@@ -90,10 +91,10 @@ pub enum Step {
     Local,
     /// Open the backend: [`Opening::done`].
     Backend,
-    /// Record that the log is in use: [`Opening::done`].
-    Begin,
     /// Make durable what replay will read of the log: [`Opening::done`].
     Sync,
+    /// Record that the log is in use: [`Opening::done`].
+    Begin,
     /// Everything is open.
     Done,
 }
@@ -237,9 +238,9 @@ impl Opening {
         self.step = match self.step {
             Step::Log | Step::Records => unreachable!("that is told what was found"),
             Step::Local => Step::Backend,
-            Step::Backend => Step::Begin,
-            Step::Begin => Step::Sync,
-            Step::Sync | Step::Done => Step::Done,
+            Step::Backend => Step::Sync,
+            Step::Sync => Step::Begin,
+            Step::Begin | Step::Done => Step::Done,
         };
     }
 }

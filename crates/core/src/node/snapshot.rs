@@ -51,7 +51,7 @@ pub struct View {
 pub enum Act {
     /// Have the volume destage everything.
     DestageAll,
-    /// Have the backend, which is the local store, flush, whatever is held back, and say how that ended
+    /// Have the backend, where the data lives, flush, whatever is held back, and say how that ended
     /// ([`SnapshotOperation::flushed`]).
     Flush,
     /// Have the local store tier out this moment, and leave the backend as that leaves it.

@@ -15,8 +15,8 @@
 //! Invariants:
 //! 1. A local store tiers out a moment that a flush has left. If there is none and the volume owes one, it is destaged,
 //!    which flushes: nobody else need ask for a flush for long.
-//! 2. A close ends with nothing dirty, but when the log's device does not answer, since what is to be destaged first
-//!    cannot be had then; or it does not happen, since the local store failed.
+//! 2. A close ends with nothing dirty, but when what is to be destaged first is stuck in the log; or it does not happen,
+//!    since the local store failed.
 
 use crate::base::error::IoError;
 use crate::local::{Status, TierState};
@@ -30,8 +30,9 @@ pub struct View {
     pub log_used_blocks: u64,
     /// Whether the volume has something in its backend that no flush has followed.
     pub owes_flush: bool,
-    /// Whether its log's device does not answer.
-    pub log_is_silent: bool,
+    /// Whether nothing goes on in its log: the device does not answer or has failed, what it holds is damaged, or the
+    /// backend belongs to another owner.
+    pub log_is_stuck: bool,
     /// The local store.
     pub local: Status,
 }
@@ -90,8 +91,12 @@ impl TierOut {
 
     /// What is to be done next, once a turn; none: something has to happen first.
     pub fn go_on(&mut self, view: &View) -> Option<Act> {
-        if self.then_close && view.log_is_silent {
+        if self.then_close && view.log_is_stuck {
             return Some(Act::End(Ending::CancelAndClose));
+        }
+        if let Some(error) = view.local.failed {
+            // What is only asked to be flushed stays so: it must not look done.
+            return self.then_close.then_some(Act::End(Ending::Failed(error)));
         }
         let is_destaged = view.destage_left_bytes == 0;
         if !self.is_asked {
@@ -104,15 +109,12 @@ impl TierOut {
             TierState::Idle if !self.then_close => Some(Act::End(Ending::Done)),
             TierState::Idle => {
                 let is_dirty = local.dirty_bytes + local.zero_bytes > 0;
-                Some(match local.failed {
-                    Some(error) => Act::End(Ending::Failed(error)),
-                    // What came in before its connections were closed.
-                    None if view.log_used_blocks > 0 || is_dirty => {
-                        self.is_asked = false;
-                        Act::DestageAll
-                    }
-                    None => Act::End(Ending::Close),
-                })
+                if view.log_used_blocks == 0 && !is_dirty {
+                    return Some(Act::End(Ending::Close));
+                }
+                // What came in before its connections were closed.
+                self.is_asked = false;
+                Some(Act::DestageAll)
             }
             _ => None,
         }
@@ -128,7 +130,7 @@ mod tests {
             destage_left_bytes: 0,
             log_used_blocks: 0,
             owes_flush: false,
-            log_is_silent: false,
+            log_is_stuck: false,
             local: Status {
                 tier,
                 ..Status::default()
@@ -196,7 +198,7 @@ mod tests {
         let end = Act::End(Ending::Failed(IoError::NoSpace));
         assert_eq!(one.go_on(&failed), Some(end));
         let silent = View {
-            log_is_silent: true,
+            log_is_stuck: true,
             destage_left_bytes: 1,
             ..view(TierState::Copying)
         };
@@ -204,5 +206,22 @@ mod tests {
         assert_eq!(one.go_on(&silent), Some(end));
         let mut open = TierOut::begin(false, None);
         assert_eq!(open.go_on(&silent), None);
+    }
+
+    #[test]
+    fn flush_of_a_local_store_that_failed_is_not_done_and_a_close_ends() {
+        let mut failed = view(TierState::Idle);
+        failed.local.failed = Some(IoError::Failed);
+        failed.local.dirty_bytes = 1 << 20;
+        let mut flush = TierOut::begin(false, None);
+        assert_eq!(flush.go_on(&failed), None);
+        let mut flush = TierOut::begin(false, None);
+        assert_eq!(flush.go_on(&view(TierState::Idle)), Some(Act::Begin));
+        assert_eq!(flush.go_on(&failed), None);
+        // Nothing of the log will ever get into the local store.
+        failed.destage_left_bytes = 4096;
+        let mut close = TierOut::begin(true, None);
+        let end = Act::End(Ending::Failed(IoError::Failed));
+        assert_eq!(close.go_on(&failed), Some(end));
     }
 }

@@ -287,7 +287,14 @@ impl Reads {
                     self.read_ssd(read, range, permission, from, cx);
                     return self.finish_read(read, from, cx);
                 }
-                Lookup::Miss => {}
+                Lookup::Miss => {
+                    let Some(read) = self.begin_read(id, range, fill, from, cx) else {
+                        return;
+                    };
+                    from.port.stats.miss_blocks += 1;
+                    self.read_missing(read, range, from, cx);
+                    return self.finish_read(read, from, cx);
+                }
             }
         }
         let Some(read) = self.begin_read(id, range, fill, from, cx) else {

@@ -123,7 +123,7 @@ pub enum DataDirError {
         source: SealedError,
     },
     /// Its identity file cannot be trusted.
-    #[error("the identity of the data directory cannot be read: {path}: {source}: restore the file, or move it away and start again (volumes are kept, the read cache starts cold)", path = path.display())]
+    #[error("the identity of the data directory cannot be read: {path}: {source}: move it away and start again (volumes are kept, the read cache starts cold)", path = path.display())]
     Damaged {
         /// The identity file.
         path: PathBuf,

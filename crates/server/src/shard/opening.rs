@@ -106,13 +106,6 @@ pub fn open_files(
                 backend = Some(opened.behind(local.take()));
                 opening.done();
             }
-            Step::Begin => {
-                let keys = log_keys(&unlocked, opening.log().log);
-                let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
-                let begun = spec.admission.begin(identity(), keys);
-                begun.map_err(|why| of(spec, why))?;
-                opening.done();
-            }
             Step::Sync => {
                 let log = log.as_mut().expect("it is open");
                 match durability {
@@ -120,6 +113,13 @@ pub fn open_files(
                     None => log.measure_durability(),
                     Some(_) => log.sync().map_err(|error| log_fails(spec, &error))?,
                 }
+                opening.done();
+            }
+            Step::Begin => {
+                let keys = log_keys(&unlocked, opening.log().log);
+                let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
+                let begun = spec.admission.begin(identity(), keys);
+                begun.map_err(|why| of(spec, why))?;
                 opening.done();
             }
             Step::Done => {

@@ -184,6 +184,13 @@ impl Served {
         }
     }
 
+    /// Whether it is to close once all is tiered out, and its log will never have it so.
+    pub fn is_to_close_stuck(&self) -> bool {
+        let trouble = self.volume.trouble();
+        self.tier_out.is_some_and(|one| one.then_closes())
+            && trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log())
+    }
+
     /// What frontends may know, if it serves.
     pub fn export(&self) -> Option<Export> {
         use hdcs_core::volume::Policy;

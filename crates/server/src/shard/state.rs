@@ -526,12 +526,13 @@ impl ShardState {
             };
             served.backend.poll(now, &mut port);
             self.perform(slot);
-            if let Some(served) = self.volumes.get_mut(slot) {
-                served.hurry = false;
-            }
             // A poll may answer requests and so let others in, which need a poll of their own.
             loop {
                 self.admit(slot);
+                if let Some(served) = self.volumes.get_mut(slot) {
+                    // What ended at once up to here is what the poll goes on with.
+                    served.hurry = false;
+                }
                 self.step(slot, Event::Poll);
                 let more = self.volumes.get(slot).is_some_and(|served| {
                     !served.waiting.is_empty() && served.requests < VOLUME_REQUESTS_MAX

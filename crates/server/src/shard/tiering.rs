@@ -3,7 +3,7 @@
 use hdcs_backend::home::Tiers;
 use hdcs_core::local::Verified;
 use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
-use hdcs_core::volume::{Event, Trouble};
+use hdcs_core::volume::Event;
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
@@ -85,7 +85,7 @@ impl ShardState {
             destage_left_bytes: stats.destage_all_remaining_bytes,
             log_used_blocks: stats.log_used_blocks,
             owes_flush: served.volume.owes_flush(),
-            log_is_silent: matches!(trouble, Some((Trouble::LogSilent, _))),
+            log_is_stuck: trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log()),
             local,
         });
         match act {

@@ -788,6 +788,11 @@ impl Shard {
                 // What the backend has to do may wait for the end of a resize.
                 Phase::Closing => self.state.go_on_resizing(slot),
                 Phase::Open => {
+                    // A resize or a snapshot would wait for the same for ever; the close ends it.
+                    if served.is_to_close_stuck() {
+                        self.state.go_on_tiering(slot);
+                        continue;
+                    }
                     if let Some(snapshotting) = &served.snapshotting {
                         if snapshotting.operation.awaits_tier_out() {
                             self.state.go_on_tiering(slot);

@@ -6,9 +6,10 @@ use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region, zero_region};
 use hdcs_device::file::Device;
 use hdcs_frontend::VolumeNumber;
+use hdcs_server::data_dir::dirty::Left;
 use hdcs_server::shard::command::{Command, VolumeSpec};
 
-use crate::client::{self, noise};
+use crate::client::{self, Client, noise};
 use crate::disk::{FaultyDisk, Loop, SmallFs};
 use crate::node::{BYTES, LOG_BYTES, Node, PATIENCE, make_log, spec, wait};
 
@@ -336,5 +337,59 @@ fn stop_gives_up_on_a_backend_that_hangs_for_ever() {
     let node = Node::start(directory.path());
     node.open(spec(directory.path(), 1, "")).unwrap();
     assert_eq!(node.connect(1).read(0, 4096).unwrap(), noise(1, 4096));
+    node.stop(false);
+}
+
+/// A volume in storage mode whose log is on this disk, with something dirty in it.
+fn dirty_in_storage_mode(directory: &std::path::Path, disk: &FaultyDisk) -> (Node, Client) {
+    let mut new = spec_on(directory, disk);
+    new.config.log_answer_max = Nanos::from_millis(200);
+    let home = directory.join("home1");
+    let volume = uuid::Uuid::from_bytes(new.config.uuid);
+    hdcs_backend::home::store::create(&home, volume, new.config.bytes, false, None).unwrap();
+    new.home = Some(home);
+    let node = Node::start(directory);
+    node.open(new).unwrap();
+    let mut client = node.connect(1);
+    client.write(0, &noise(1, 8192)).unwrap();
+    (node, client)
+}
+
+/// Close it, with what is dirty in the backend if that can be.
+fn close(node: &Node) -> Left {
+    let closed = node.ask(|answer| Command::Close {
+        volume: ONE,
+        destage: true,
+        answer,
+    });
+    closed.unwrap().expect("its log is known")
+}
+
+#[test]
+fn volume_in_storage_mode_closes_although_its_log_has_failed() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new(directory.path(), 64 << 20);
+    let (node, mut client) = dirty_in_storage_mode(directory.path(), &disk);
+    disk.fail(true);
+    assert!(client.write(4096, &noise(2, 4096)).is_err());
+    node.until("read-only", |report| report.state == State::ReadOnly);
+    assert!(close(&node).dirty_bytes > 0, "the log has it");
+    disk.fail(false);
+    node.stop(false);
+}
+
+#[test]
+fn volume_in_storage_mode_closes_in_a_resize_that_waits_for_a_log_that_hangs() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = FaultyDisk::new(directory.path(), 64 << 20);
+    let (node, _client) = dirty_in_storage_mode(directory.path(), &disk);
+    disk.hang(true);
+    let mut resized = node.begin(|answer| Command::Resize(ONE, BYTES / 2, answer));
+    node.until("silent", |report| {
+        matches!(report.trouble, Some((Trouble::LogSilent, _)))
+    });
+    assert!(close(&node).dirty_bytes > 0, "the log has it");
+    assert!(wait(&mut resized).is_err(), "the volume was closed");
+    disk.hang(false);
     node.stop(false);
 }

@@ -241,6 +241,10 @@ impl ObjectsWorld {
                 // Which size it has is not known: nobody would go on.
                 self.engine.note("resize failed", [owner as u64, 0, 0, 0]);
                 self.owners[owner].ops.clear();
+                if !owns {
+                    // The next owner has found what there is, so nothing more of this one is compared.
+                    self.owners[owner].model = None;
+                }
                 self.crash_at = Some(self.engine.turns());
             }
             _ => {}

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase, Plant,
-    SECTOR_BYTES, SectorRange, Token, Trouble, Unit, Violation, VolumeConfig, World, check_bounds,
+    SECTOR_BYTES, SectorRange, Token, Unit, Violation, VolumeConfig, World, check_bounds,
     check_log,
 };
 use crate::backend::Backend;
@@ -601,7 +601,7 @@ impl World {
             destage_left_bytes: has.destage_all_remaining_bytes,
             log_used_blocks: has.log_used_blocks,
             owes_flush,
-            log_is_silent: matches!(trouble, Some((Trouble::LogSilent, _))),
+            log_is_stuck: trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log()),
             local: local.home.status(),
         });
         match act {

@@ -127,6 +127,8 @@ impl Reads {
             cx.cache.end_promise(fetch.blocks);
         }
         let failed = data.is_none();
+        // A local store refuses sectors whose destage was not flushed before a crash. The log has them again.
+        let is_excused = is_corrupt && !from.index.is_clear(whole);
         if let Some(data) = data.filter(|_| !fetch.stale) {
             let taken = self.fill_cache(fetch.first_block, &data, fetch.fill, from, cx);
             from.port.stats.ssd_plain_bytes += taken.plain_bytes;
@@ -135,7 +137,7 @@ impl Reads {
         if let Some(promotion) = fetch.promotion {
             let state = &mut self.promotions[promotion];
             state.fetches -= 1;
-            state.failed |= failed;
+            state.failed |= failed && !is_excused;
             if !failed {
                 self.return_to_untaken(promotion, fetch.first_block, fetch.blocks, from, cx);
             }

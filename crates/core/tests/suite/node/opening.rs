@@ -54,7 +54,7 @@ fn opening_takes_its_steps_in_order() {
             taken.push(opening.step());
             opening.done();
         }
-        let all = [Step::Local, Step::Backend, Step::Begin, Step::Sync];
+        let all = [Step::Local, Step::Backend, Step::Sync, Step::Begin];
         assert_eq!(taken, all[usize::from(!has_local)..]);
     }
 }

@@ -151,6 +151,30 @@ fn volume_extents_tell_dirty_from_cold() {
 }
 
 #[test]
+fn volume_extents_of_what_only_the_log_has() {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(8, &[1; 4096]);
+    for (start, no_hole) in [(16, true), (24, false)] {
+        let range = SectorRange::new(start, 8);
+        world.ask(Request::WriteZeroes {
+            range,
+            no_hole,
+            fua: false,
+        });
+    }
+    let reply = world.ask(Request::Extents {
+        range: SectorRange::new(8, 24),
+        kind: ExtentKind::Allocation,
+    });
+    let Reply::Extents(extents) = reply else {
+        panic!("not extents")
+    };
+    let states: Vec<_> = extents.iter().map(|extent| extent.state).collect();
+    let all = [ExtentState::Data, ExtentState::Zero, ExtentState::Hole];
+    assert_eq!(states, all);
+}
+
+#[test]
 fn volume_refuses_what_is_outside() {
     let mut world = World::new(Persist::OnWrite);
     let sectors = (BYTES / SECTOR_BYTES) as u64;
