@@ -25,12 +25,6 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
         "opening, checkpoints, collection and writes still share its fields",
     ),
     (
-        "core",
-        "Ssd",
-        103,
-        "eviction, filling and loading still share its fields",
-    ),
-    (
         "server",
         "Node",
         152,
