@@ -15,8 +15,8 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "core",
         "Volume",
-        133,
-        "what is left of it leads its machines in turn; the log side (direct, destaging, failed and silent logs) comes out next",
+        89,
+        "what is left of it leads its machines in turn; failed and silent logs, the mark of the log's end and scrubs come out next",
     ),
     (
         "core",
