@@ -15,20 +15,14 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "core",
         "Volume",
-        133,
-        "what is left of it leads its machines in turn; the log side (direct, destaging, failed and silent logs) comes out next",
+        89,
+        "what is left of it leads its machines in turn; failed and silent logs, the mark of the log's end and scrubs come out next",
     ),
     (
         "core",
         "ObjectVolume",
         151,
         "opening, checkpoints, collection and writes still share its fields",
-    ),
-    (
-        "core",
-        "Ssd",
-        103,
-        "eviction, filling and loading still share its fields",
     ),
     (
         "server",

@@ -16,7 +16,7 @@ impl ReadCache {
         mut tell: impl FnMut(BlockKey, u64, Heat),
     ) -> bool {
         let frames = self.dram.frames();
-        let end = frames + self.ssd.as_ref().map_or(0, Ssd::places);
+        let end = frames + (self.ssd.as_ref()).map_or(0, |ssd| ssd.store.index.places());
         let first = *at as usize;
         let stop = first.saturating_add(places).min(end);
         for place in first..stop {

@@ -10,7 +10,10 @@
 //! | `benefit` | what of a volume's blocks is worth more than others |
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
-//! | `ssd` | segments: filling, sealing, comparing, evicting |
+//! | `ssd` | the SSD tier: whether it serves, and what its machines do next |
+//! | `ssd/fill` | which lines it takes, and which it has already |
+//! | `ssd/evict`, `ssd/retention` | which segment goes next, and which of its lines stay |
+//! | `ssd/store`, `ssd/segments`, `ssd/writer` | where lines are, in which segments, and what is being written |
 //! | `packed`, `footer` | how lines are stored that are compressed, and which a segment holds |
 //! | `forgetting` | what has to go and has not been come to |
 //! | `marks` | how full the SSD tier becomes |
@@ -67,8 +70,8 @@ pub use marks::FillMarks;
 pub use pins::PinRefused;
 pub(crate) use pins::whole_lines;
 pub use root::{Root, Verdict};
+use ssd::{Fill, Found, Ssd};
 pub use ssd::{FooterFound, ScrubLine, read_footer};
-use ssd::{Found, Ssd};
 pub(crate) use table::mix;
 
 use crate::base::buf::{Buf, Pool};
@@ -352,7 +355,7 @@ impl ReadCache {
     /// How full the SSD tier becomes from now on.
     pub fn set_fill_marks(&mut self, marks: FillMarks) {
         if let Some(ssd) = &mut self.ssd {
-            ssd.eviction.marks = marks;
+            ssd.evictor.set_marks(marks);
         }
     }
 
@@ -361,7 +364,7 @@ impl ReadCache {
         self.tiering = tiering;
         self.dram.worths.clear();
         if let Some(ssd) = &mut self.ssd {
-            ssd.worths.clear();
+            ssd.retention.clear_worths();
         }
     }
 
@@ -385,7 +388,7 @@ impl ReadCache {
         let worth = self.benefit.dram_worth(volume);
         self.dram.worths.set(volume, worth);
         if let Some(ssd) = &mut self.ssd {
-            ssd.worths.set(volume, self.benefit.ssd_worth(volume));
+            (ssd.retention).set_worth(volume, self.benefit.ssd_worth(volume));
         }
     }
 
@@ -402,7 +405,7 @@ impl ReadCache {
             miss: self.benefit.miss(volume),
             ssd_hit: self.benefit.ssd_hit(),
             dram_gain: self.dram.gain(volume),
-            ssd_gain: self.ssd.as_ref().map_or(0, |ssd| ssd.gain(volume)),
+            ssd_gain: (self.ssd.as_ref()).map_or(0, |ssd| ssd.retention.gain(volume)),
         }
     }
 
@@ -456,7 +459,7 @@ impl ReadCache {
     pub fn refuses(&self, first: BlockKey, blocks: u64) -> bool {
         let end = first.0.saturating_add(blocks);
         let ssd = self.ssd.as_ref();
-        self.dram.refuses(first.0, end) || ssd.is_some_and(|ssd| ssd.refuses(first.0, end))
+        self.dram.refuses(first.0, end) || ssd.is_some_and(|ssd| ssd.store.refuses(first.0, end))
     }
 
     /// Whether the SSD tier was given up, whatever its medium holds no longer counts, and nothing
@@ -573,14 +576,14 @@ impl ReadCache {
     /// So many blocks are being fetched to be taken: room for others is less by that.
     pub fn promise(&mut self, blocks: u64) {
         if let Some(ssd) = &mut self.ssd {
-            ssd.promise(blocks);
+            ssd.filler.promise(blocks);
         }
     }
 
     /// Blocks that were promised are about to be filled, or do not come.
     pub fn end_promise(&mut self, blocks: u64) {
         if let Some(ssd) = &mut self.ssd {
-            ssd.end_promise(blocks);
+            ssd.filler.end_promise(blocks);
         }
     }
 
@@ -612,7 +615,7 @@ impl ReadCache {
     /// Give a read permission back unused; says nothing about the block.
     pub fn cancel_ssd_read(&mut self, read: SsdRead) {
         if let Some(ssd) = &mut self.ssd {
-            ssd.cancel(&read);
+            ssd.store.cancel(&read);
         }
     }
 
@@ -634,7 +637,7 @@ impl ReadCache {
 
     /// Bytes of the SSD tier that lines may take: what a scrub passes.
     pub fn scrub_bytes(&self) -> u64 {
-        let lines = self.ssd.as_ref().map_or(0, |ssd| ssd.lines() as u64);
+        let lines = self.ssd.as_ref().map_or(0, |ssd| ssd.store.lines() as u64);
         lines * self.line_blocks * BLOCK_BYTES as u64
     }
 
@@ -690,7 +693,13 @@ impl ReadCache {
         }
         let cipher = self.ciphers.get(&first.volume()).map(|cipher| &**cipher);
         (self.ssd.as_mut()).map_or(SsdTaken::default(), |ssd| {
-            ssd.fill(first, data, method, cipher, is_promoted)
+            ssd.fill(&Fill {
+                first,
+                data,
+                method,
+                cipher,
+                is_promoted,
+            })
         })
     }
 
@@ -772,9 +781,9 @@ impl ReadCache {
             return dram;
         };
         CacheStats {
-            ssd_used_lines: ssd.used_lines() as u64,
-            ssd_lines: ssd.lines() as u64,
-            ssd_used_blocks: ssd.used_blocks() as u64,
+            ssd_used_lines: ssd.store.index.used_lines() as u64,
+            ssd_lines: ssd.store.lines() as u64,
+            ssd_used_blocks: ssd.store.index.used_blocks() as u64,
             index_bytes: dram.index_bytes + ssd.index_bytes() as u64,
             filled_lines: ssd.store.counters.filled_lines,
             shared_lines: ssd.store.counters.shared_lines,

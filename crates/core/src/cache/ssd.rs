@@ -7,10 +7,22 @@
 //! are copied into the main stream's open segment first.
 //!
 //! ```text
-//! Superblocks ──► Footers ──► Journal ──► Starting ──► Ready ──► Offline
-//!       ▲ └──────────┴───────────┴──► Forming ───────────►┘          │
-//!       └──── readmitted, under a new identity, nothing in flight ◄──┘
+//! Loading ──► Starting ──► Ready ──► Offline
+//!   ▲ └─────► Forming ──────►┘          │
+//!   └── readmitted, under a new identity, nothing in flight
 //! ```
+//!
+//! It leads machines, each of which has its own state:
+//!
+//! | machine | has |
+//! |---|---|
+//! | `Store` | lines by their addresses, segments, what is being written |
+//! | `Device` | what is under way, and how well it answers |
+//! | `Journal`, `Ties` | what makes invalidations durable, and what logs say of that |
+//! | `Load` | what a start has read |
+//! | `Retention` | pins, worths, what was evicted of late: which lines stay |
+//! | `Evictor` | marks, and the segment that is being emptied |
+//! | `Filler` | lines that are being compared, and those that are promised |
 //!
 //! Invariants:
 //! 1. For every footer that may be on the medium, in whatever order the device persisted its writes,
@@ -42,22 +54,16 @@
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use super::benefit::Worths;
-use super::ghost::Ghost;
 use super::index::Line;
 use super::journal::{Entry, Layout};
-use super::marks::Eviction;
+use super::marks::FREE_SEGMENTS_MIN;
 use super::packed::Packing;
-use super::pins::Pins;
-use super::table::mix;
-use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState, Tie};
+use super::pins::PinRefused;
+use super::{Corrupt, SsdConfig, SsdFailure, SsdRead, SsdState, SsdTaken, Tie};
 use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::BlockCipher;
-use crate::base::io::{Action, BlockKey, Completion, Done, Nanos, Token};
-use crate::base::limits::{
-    BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_PROBE_BLOCKS_MAX, CACHE_READS_MAX,
-};
-use crate::log::extent_index::ExtentIndex;
+use crate::base::io::{Action, BlockKey, Completion, Done, Nanos};
+use crate::base::limits::{BLOCK_BYTES, CACHE_ERRORS_IN_ROW_MAX, CACHE_PROBE_BLOCKS_MAX};
 
 mod device;
 mod evict;
@@ -65,6 +71,9 @@ mod fill;
 mod heat;
 mod journal;
 mod load;
+mod retention;
+#[cfg(test)]
+mod rig;
 mod scrub;
 mod segments;
 mod store;
@@ -72,11 +81,13 @@ mod ties;
 mod writer;
 
 use device::{Device, Op};
-use evict::Emptying;
-use fill::Compare;
+use evict::Evictor;
+pub use fill::Fill;
+use fill::Filler;
 use journal::{Journal, Step, Task};
-use load::Scan;
 pub use load::{FooterFound, read_footer};
+use load::{Load, Loaded};
+use retention::Retention;
 pub use scrub::ScrubLine;
 use segments::Stream;
 use store::Store;
@@ -93,15 +104,8 @@ enum Burn {
 
 #[derive(Debug)]
 enum Phase {
-    /// The blocks of those that were read, one behind the other. Each has a read of its own, so that none that goes
-    /// wrong hides them both.
-    Superblocks(Vec<u8>),
-    Footers {
-        next: usize,
-        /// Those that seem blank before the end of what was written are read again: it may have been the read.
-        again: bool,
-    },
-    Journal(Scan),
+    /// What the medium holds is being read.
+    Loading(Load),
     /// The last root write before the tier serves.
     Starting,
     Forming {
@@ -141,28 +145,15 @@ pub struct Ssd {
     pub store: Store,
     pool: Rc<Pool>,
     device: Device,
-    ghost: Ghost,
     phase: Phase,
     pub journal: Journal,
     ties: Ties,
     pub packing: Packing,
-    pub eviction: Eviction,
-    pub worths: Worths,
-    pins: Pins,
-    /// Segments of each stream that eviction has passed over since it found one, and the sequence number at which it
-    /// found that all of them are pinned.
-    passed_over: [usize; 2],
-    all_pinned_at: u64,
-    emptying: Option<Emptying>,
-    compares: Vec<Compare>,
+    pub evictor: Evictor,
+    pub retention: Retention,
+    pub filler: Filler,
     /// Blocks of the longest range that is looked up at once.
     pub probes_max: usize,
-    /// What the journal that is being read voids: of each range, lines of segments up to a number.
-    voids: ExtentIndex,
-    /// Once all of that is known, the line at which the walk goes on that voids it.
-    void_at: Option<usize>,
-    /// Lines that promotions are fetching.
-    promised_lines: usize,
     failure: Option<SsdFailure>,
     closing: bool,
 }
@@ -194,27 +185,19 @@ impl Ssd {
 
     fn idle(config: SsdConfig, device: Device, pool: Rc<Pool>) -> Option<Self> {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
-        let lines = layout.segments * layout.plain_lines;
+        let store = Store::new(layout, Rc::clone(&pool));
         Some(Self {
-            store: Store::new(layout, Rc::clone(&pool)),
+            retention: Retention::new(store.lines()),
+            store,
+            filler: Filler::new(Rc::clone(&pool), layout.line_blocks),
             pool,
             device,
-            ghost: Ghost::new(lines / 2),
-            phase: Phase::Superblocks(Vec::new()),
+            phase: Phase::Loading(Load::new()),
             journal: Journal::new(config, layout),
             ties: Ties::default(),
             packing: Packing::default(),
-            eviction: Eviction::default(),
-            worths: Worths::default(),
-            pins: Pins::default(),
-            passed_over: [0; 2],
-            all_pinned_at: 0,
-            emptying: None,
-            compares: Vec::new(),
+            evictor: Evictor::default(),
             probes_max: CACHE_PROBE_BLOCKS_MAX,
-            voids: ExtentIndex::default(),
-            void_at: None,
-            promised_lines: 0,
             failure: None,
             closing: false,
         })
@@ -246,9 +229,8 @@ impl Ssd {
         self.store.counters.readmissions += 1;
         self.store.counters.losses += 1;
         self.packing = before.packing;
-        self.pins = before.pins;
-        self.eviction.marks = before.eviction.marks;
-        self.worths = before.worths;
+        self.retention = before.retention.renewed(self.store.lines());
+        self.evictor = before.evictor.renewed();
         self.probes_max = before.probes_max;
         self.drive(actions);
     }
@@ -290,17 +272,34 @@ impl Ssd {
             _ => None,
         };
         match op {
-            Op::Superblock => self.superblock_read(data.as_deref()),
-            Op::Footer(segment) => self.footer_read(segment, data.as_deref()),
-            Op::Journal => self.journal_read(data.as_deref()),
+            Op::Superblock | Op::Footer(_) | Op::Journal => {
+                if let Phase::Loading(load) = &mut self.phase {
+                    let (store, journal) = (&mut self.store, &mut self.journal);
+                    let loaded = load.completed(&op, data.as_deref(), store, journal);
+                    self.loaded(loaded);
+                }
+            }
             Op::Control => self.journal_written(ok),
             Op::Segment(segment) => {
                 if let Some(entry) = self.store.segment_written(segment, ok) {
                     self.journal.record(entry);
                 }
             }
-            Op::Compare => self.compare_read(completion.token, data.as_deref()),
-            Op::Keep { line, key, uses } => self.keep_read(line, key, uses, data.as_deref()),
+            Op::Compare => self.filler.line_read(
+                completion.token,
+                data.as_deref(),
+                self.closing,
+                &mut self.store,
+                &mut self.retention,
+                self.journal.content(),
+            ),
+            Op::Keep(kept) => self.evictor.line_read(
+                kept,
+                data.as_deref(),
+                &mut self.store,
+                &mut self.retention,
+                self.journal.content(),
+            ),
         }
         self.drive(actions);
     }
@@ -310,27 +309,33 @@ impl Ssd {
         if self.closing {
             self.journal.want();
         }
-        match self.phase {
-            Phase::Footers { .. } | Phase::Journal(_) if self.journal.renews() => {
-                self.start_forming(self.journal.root().format + 1);
+        match &mut self.phase {
+            Phase::Loading(load) => {
+                let (store, journal) = (&mut self.store, &mut self.journal);
+                let loaded = load.drive(store, journal, &mut self.device, actions);
+                self.loaded(loaded);
             }
-            Phase::Superblocks(_) => self.read_superblocks(actions),
-            Phase::Footers { .. } => self.read_footers(actions),
-            Phase::Journal(_) => self.read_journal(actions),
-            Phase::Ready => {
-                self.drive_emptying(actions);
-                self.drive_compares(actions);
-                if self.closing {
-                    let content = self.journal.content();
-                    self.store.seal(Stream::Small, content);
-                    self.store.seal(Stream::Main, content);
-                }
-                let Store { layout, writer, .. } = &mut self.store;
-                writer.drive(self.closing, layout, &mut self.device, actions);
-            }
+            Phase::Ready => self.drive_lines(actions),
             Phase::Starting | Phase::Forming { .. } | Phase::Offline(_) => {}
         }
         self.drive_journal(actions);
+    }
+
+    /// Empty, compare and write, as far as that is due.
+    fn drive_lines(&mut self, actions: &mut Vec<Action>) {
+        let (store, retention) = (&mut self.store, &mut self.retention);
+        if !self.closing {
+            (self.evictor).begin_if_due(store, retention, &mut self.journal);
+        }
+        (self.evictor).drive(store, retention, &mut self.device, actions);
+        (self.filler).drive(store, retention, &mut self.device, actions);
+        if self.closing {
+            let content = self.journal.content();
+            store.seal(Stream::Small, content);
+            store.seal(Stream::Main, content);
+        }
+        let Store { layout, writer, .. } = store;
+        writer.drive(self.closing, layout, &mut self.device, actions);
     }
 
     /// Write what the journal or the superblocks need next, if nothing is in flight.
@@ -345,10 +350,7 @@ impl Ssd {
                     *attempts -= 1;
                     Some(Task::Burn)
                 }
-                Phase::Offline(_)
-                | Phase::Superblocks(_)
-                | Phase::Footers { .. }
-                | Phase::Journal(_) => None,
+                Phase::Offline(_) | Phase::Loading(_) => None,
             };
             if let Some(task) = task {
                 self.journal.begin(task, &self.store);
@@ -365,6 +367,62 @@ impl Ssd {
             Some(Step::Formed) if !is_offline => self.serve_cold(),
             Some(Step::Started) if !is_offline => self.serve_warm(),
             _ => {}
+        }
+    }
+
+    /// Go on with what a start came to, if it did.
+    fn loaded(&mut self, loaded: Option<Loaded>) {
+        match loaded {
+            None => {}
+            Some(Loaded::Warm) => self.phase = Phase::Starting,
+            Some(Loaded::Cold { format }) => {
+                self.forget_all();
+                self.journal.form(format);
+                self.phase = Phase::Forming { begun: false };
+            }
+            // Nothing is written, not even to say that it does not count: it gets another identity.
+            Some(Loaded::Newer) => self.give_up(SsdFailure::Newer, Burn::Wanted(0)),
+        }
+    }
+
+    fn serve_cold(&mut self) {
+        self.journal.begin_empty();
+        self.ties.begin_empty();
+        self.store.segments.begin(self.journal.root().incarnation);
+        self.phase = Phase::Ready;
+    }
+
+    fn serve_warm(&mut self) {
+        self.store.segments.begin(self.journal.root().incarnation);
+        self.phase = Phase::Ready;
+        if self.journal.renews() {
+            // Too many invalidations came meanwhile to be recorded: none of the content is used.
+            self.forget_all();
+            // The medium holds what their logs know better until the superblocks say that all of it is void.
+            self.ties.begin_forgotten(self.journal.queued());
+            return;
+        }
+        // What was invalidated since the start.
+        for (first, blocks) in self.journal.take_early() {
+            let end = first.saturating_add(blocks);
+            if blocks > self.probes_max as u64 {
+                if let Some((first, end)) = self.store.forget_lines(first, end) {
+                    self.journal.record(Entry::Range {
+                        first,
+                        blocks: end - first,
+                        upto: self.store.segments.next_sequence() - 1,
+                    });
+                }
+                continue;
+            }
+            for key in self.store.index.addresses_in(first, end) {
+                self.store.index.unmap(key);
+            }
+        }
+        self.store.counters.warm_lines = self.store.index.used_lines() as u64;
+        self.journal.resume_checkpoint();
+        for volume in self.ties.take_untied(&self.journal) {
+            self.forget_untied(volume);
         }
     }
 
@@ -404,9 +462,8 @@ impl Ssd {
         let too_many = self.device.judge(is_write, ok);
         self.store.counters.device_errors += u64::from(!ok);
         if too_many && !matches!(self.phase, Phase::Offline(_)) {
-            // Without having read the superblocks, no number is known that would void them for sure.
-            let attempts = match self.phase {
-                Phase::Superblocks(_) => 0,
+            let attempts = match &self.phase {
+                Phase::Loading(load) if !load.has_superblocks() => 0,
                 _ => CACHE_ERRORS_IN_ROW_MAX,
             };
             self.give_up(SsdFailure::Errors, Burn::Wanted(attempts));
@@ -431,15 +488,14 @@ impl Ssd {
         self.journal.give_up();
         self.forget_all();
         self.store.give_up();
-        self.ghost = Ghost::new(0);
+        self.retention.give_up();
     }
 
     /// Empty the memory side: nothing on the medium counts any more.
     fn forget_all(&mut self) {
         self.store.clear();
-        self.emptying = None;
-        self.compares.clear();
-        (self.voids, self.void_at) = (ExtentIndex::default(), None);
+        self.evictor.stop();
+        self.filler.stop();
         self.journal.restart();
     }
 
@@ -459,10 +515,63 @@ impl Ssd {
         self.is_ready_phase() && self.store.find(self.store.line_key(key)).is_some()
     }
 
-    /// A permission is given back: its segment may be reused once none is left.
-    pub fn cancel(&mut self, read: &SsdRead) {
-        self.store.cancel(read);
+    // Filling.
+
+    /// Whether lines are taken at all.
+    pub fn takes_lines(&self) -> bool {
+        self.is_ready_phase() && !self.closing
     }
+
+    /// Take what can be taken of consecutive blocks.
+    pub fn fill(&mut self, fill: &Fill<'_>) -> SsdTaken {
+        let blocks = (fill.data.len() / BLOCK_BYTES) as u64;
+        if !self.takes_lines() || self.store.refuses(fill.first.0, fill.first.0 + blocks) {
+            return SsdTaken::default();
+        }
+        self.filler.fill(
+            fill,
+            &mut self.store,
+            &mut self.retention,
+            &mut self.journal,
+            &mut self.packing,
+        )
+    }
+
+    /// Whether a line is here, or will be once it was compared with another.
+    pub fn has_taken(&self, key: BlockKey) -> bool {
+        self.contains(key) || self.filler.is_compared(self.store.line_key(key))
+    }
+
+    /// Whether so many blocks can be promoted now, or there is no use in waiting.
+    pub fn has_room(&self, blocks: u64) -> bool {
+        let is_emptying = self.evictor.is_emptying();
+        !self.takes_lines()
+            || (self.filler).has_room(blocks, is_emptying, &self.store, &self.retention)
+    }
+
+    /// Whether taking a line of this volume drives out what is worth more.
+    pub fn drives_out_for(&self, volume: u32) -> bool {
+        self.takes_lines()
+            && self.store.segments.free() <= FREE_SEGMENTS_MIN
+            && self.retention.gain(volume) < 0
+    }
+
+    /// Whether ranges of a volume's blocks may be pinned instead of what is.
+    pub fn may_pin(&self, volume: u32, ranges: &[(u64, u64)]) -> Result<(), PinRefused> {
+        let layout = &self.store.layout;
+        let blocks_max = self.evictor.pinned_blocks_max(layout);
+        (self.retention).may_pin(volume, ranges, layout.line_blocks, blocks_max)
+    }
+
+    /// Pin ranges that [`Self::may_pin`] allows, and nothing else of the volume.
+    pub fn pin(&mut self, volume: u32, origin: Option<u32>, ranges: &[(u64, u64)]) {
+        let layout = &self.store.layout;
+        let blocks_max = self.evictor.pinned_blocks_max(layout);
+        (self.retention).pin(volume, origin, ranges, layout.line_blocks, blocks_max);
+        self.evictor.look_again();
+    }
+
+    // Reading and invalidating.
 
     /// What a read is about, plain, and whether it still belongs to its address.
     pub fn finish<'a>(
@@ -472,7 +581,7 @@ impl Ssd {
         cipher: Option<&dyn BlockCipher>,
     ) -> Result<(&'a [u8], bool), Corrupt> {
         if self.store.is_given_up() {
-            self.cancel(read);
+            self.store.cancel(read);
             return Err(Corrupt);
         }
         let line = Line(read.line);
@@ -480,7 +589,7 @@ impl Ssd {
         let block = (read.key.0 - first.0) as usize;
         let is_packed = self.store.index.is_packed(line);
         let is_sound = data.as_deref().map(|data| self.store.is_sound(read, data));
-        self.cancel(read);
+        self.store.cancel(read);
         self.count_outcome(false, is_sound.is_some());
         let is_current = self.store.find(first.0) == Some(line);
         let Some(data) = data.filter(|_| is_sound == Some(true)) else {
@@ -539,12 +648,9 @@ impl Ssd {
                 return;
             }
         }
-        for compare in &mut self.compares {
-            let key = compare.key;
-            compare.cancelled |= key < end && first.0 < key + self.store.layout.line_blocks as u64;
-        }
+        self.filler.invalidate(first.0, end);
         let entry = if blocks > self.probes_max as u64 {
-            self.store.forget(first, end, self.emptying.is_some())
+            self.store.forget(first, end, self.evictor.is_emptying())
         } else {
             self.store.unmap(first, blocks)
         };
@@ -555,23 +661,26 @@ impl Ssd {
 
     /// What was looked at so far, where that is counted.
     pub fn work(&self) -> u64 {
-        self.store.work() + self.voids.work()
+        let loading = match &self.phase {
+            Phase::Loading(load) => load.work(),
+            _ => 0,
+        };
+        self.store.work() + loading
     }
 
     /// Whether nothing is left to forget.
     pub fn has_forgotten(&self) -> bool {
-        self.store.has_forgotten() && self.void_at.is_none()
-    }
-
-    /// Whether a part of a range is being forgotten.
-    pub fn refuses(&self, first: u64, end: u64) -> bool {
-        self.store.refuses(first, end)
+        let is_voiding = matches!(&self.phase, Phase::Loading(load) if load.is_voiding());
+        self.store.has_forgotten() && !is_voiding
     }
 
     /// Drop what is to be forgotten in the next `places_max` places. Nothing of it comes to another place
     /// meanwhile: what is filled, shared or kept is looked at before.
     pub fn forget_some(&mut self, places_max: usize) {
-        self.void_some(places_max);
+        if let Phase::Loading(load) = &mut self.phase {
+            let loaded = load.void_some(places_max, &mut self.store);
+            self.loaded(loaded);
+        }
         self.store.forget_some(places_max);
     }
 
@@ -600,11 +709,7 @@ impl Ssd {
 
     pub fn state(&self) -> SsdState {
         match self.phase {
-            Phase::Superblocks(_)
-            | Phase::Footers { .. }
-            | Phase::Journal(_)
-            | Phase::Starting
-            | Phase::Forming { .. } => SsdState::Warming,
+            Phase::Loading(_) | Phase::Starting | Phase::Forming { .. } => SsdState::Warming,
             Phase::Ready => SsdState::Online,
             Phase::Offline(_) => SsdState::Offline,
         }
@@ -642,30 +747,16 @@ impl Ssd {
             }
     }
 
-    pub fn used_lines(&self) -> usize {
-        self.store.index.used_lines()
-    }
-
-    /// Blocks that these take on the device.
-    pub fn used_blocks(&self) -> usize {
-        self.store.index.used_blocks()
-    }
-
-    /// Lines that fit as they are.
-    pub fn lines(&self) -> usize {
-        self.store.lines()
-    }
-
     pub fn index_bytes(&self) -> usize {
-        self.store.bytes() + self.ghost.bytes() + self.packing.memory_bytes()
+        self.store.bytes() + self.retention.bytes() + self.packing.memory_bytes()
     }
 
     pub fn check_invariants(&self) {
         if !self.is_ready_phase() {
             return;
         }
-        self.store.check_invariants(self.emptying.is_some());
-        assert!(self.compares.len() <= CACHE_READS_MAX);
+        self.store.check_invariants(self.evictor.is_emptying());
+        self.filler.check_invariants();
         self.journal.check_invariants();
     }
 }

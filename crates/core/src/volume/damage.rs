@@ -32,7 +32,6 @@ use crate::base::error::RequestError;
 use crate::base::io::SectorRange;
 use crate::base::limits::{BLOCK_BYTES, LOG_BAD_BLOCKS_MAX};
 use crate::format::block_checksum;
-use crate::log::destage::Stage;
 use crate::log::extent_index::Sequence;
 use crate::log::lost::LostSectors;
 use crate::log::write_log::WriteLog;
@@ -166,30 +165,8 @@ impl Volume {
         }
     }
 
-    /// The first bad block, and the first entry of the span that holds it: what destage stops before.
-    pub(super) fn destage_end(&self) -> Option<(u64, Sequence)> {
-        self.damage.destage_end(self.log.get())
-    }
-
     /// What was lost with the log and has not been written since. Reads of it fail.
     pub fn lost(&self) -> &LostSectors {
         self.damage.lost()
-    }
-
-    /// Whether destage waits for what is bad: it has done what it can, or is about to.
-    pub(super) fn destage_is_stuck(&self) -> bool {
-        let waits = self.destaging.waits_for_damage();
-        self.destage_is_blocked() || (self.damage.is_damaged() && waits)
-    }
-
-    /// Whether nothing is left that destage may take up, for the sake of what is bad. An atomic backend that was
-    /// given a part of a generation gets no shorter one.
-    pub(super) fn destage_is_blocked(&self) -> bool {
-        let Some((_, sequence)) = self.destage_end() else {
-            return false;
-        };
-        let is_partial = self.config.backend_atomic && self.destaging.generation().has_unflushed();
-        self.destaging.generation().stage() == Stage::Idle
-            && (is_partial || sequence == self.log.get().first_sequence())
     }
 }

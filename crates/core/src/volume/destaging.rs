@@ -1,19 +1,24 @@
 //! The backend side of a volume: performs what [`crate::log::destage`] decides.
 
+mod sources;
+
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::compression::{Compression, Packed};
+use sources::DestageSources;
+
+use super::compression::Packed;
 use super::damage::Damage;
+use super::direct::Direct;
+use super::health::Health;
 use super::log_chunks::{LogChunks, Source, Waiting};
 use super::op::Op;
 use super::open_log::OpenLog;
-use super::port::Port;
 use super::read::{block_of, whole_blocks_of};
 use super::write::log_fill;
-use super::{CachedBlocks, Context, Policy, Volume, VolumeConfig};
+use super::{Context, Policy, Volume, VolumeConfig};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
@@ -66,62 +71,6 @@ pub(super) struct Destaging {
     reserve: Option<Rc<Pool>>,
 }
 
-/// What the machine takes of the rest of the volume.
-pub(super) struct DestageSources<'a> {
-    config: &'a VolumeConfig,
-    log: &'a mut OpenLog,
-    index: &'a mut ExtentIndex,
-    cached: &'a CachedBlocks,
-    compression: &'a mut Compression,
-    damage: &'a mut Damage,
-    port: &'a mut Port,
-}
-
-impl DestageSources<'_> {
-    /// The sectors of a part out of its blocks in the log, if their checksums are right; `place` is
-    /// for what is to be unpacked.
-    fn checked_part(
-        &mut self,
-        range: SectorRange,
-        position: u64,
-        blocks: &Buf,
-        place: Option<(Packed, BufMut)>,
-    ) -> Option<Buf> {
-        let good = self.log.blocks_match(blocks, position);
-        match place {
-            _ if !good => None,
-            None => {
-                let start = range.offset_in_block();
-                Some(blocks.slice(start..start + range.bytes()))
-            }
-            Some((packed, mut buf)) => self
-                .compression
-                .unpack(self.config.codec, &packed, range, blocks)
-                .map(|data| {
-                    buf.copy_from_slice(data);
-                    buf.freeze()
-                }),
-        }
-    }
-
-    /// The same of a compressed entry whose blocks were read alone and match, in the memory that they were read
-    /// into; or these, if they cannot be unpacked.
-    fn unpacked_in_place(
-        &mut self,
-        packed: &Packed,
-        range: SectorRange,
-        data: BufMut,
-    ) -> Result<Buf, BufMut> {
-        let (compression, codec) = (&mut *self.compression, self.config.codec);
-        let Some(part) = compression.unpack(codec, packed, range, &data) else {
-            return Err(data);
-        };
-        let mut place = data.widen().narrow(0..range.bytes());
-        place.copy_from_slice(part);
-        Ok(place.freeze())
-    }
-}
-
 impl Destaging {
     /// Whether the open span holds something that is to be destaged now.
     pub(super) fn wants_seal(&self, log: &WriteLog) -> bool {
@@ -163,9 +112,38 @@ impl Destaging {
         (self.target).map_or(0, |target| target.bytes.saturating_sub(retired).max(1))
     }
 
-    /// Whether the generation that is taken up needs what is bad in the log, and waits for it.
-    pub(super) fn waits_for_damage(&self) -> bool {
-        self.generation.stage() == Stage::Writing && self.meets_damage
+    /// Whether it waits for what is bad in the log: it has done what it can, or is about to.
+    pub(super) fn is_stuck(&self, config: &VolumeConfig, damage: &Damage, log: &WriteLog) -> bool {
+        let waits = self.generation.stage() == Stage::Writing && self.meets_damage;
+        self.is_blocked(config, damage, log) || (damage.is_damaged() && waits)
+    }
+
+    /// Whether nothing is left that may be taken up, for the sake of what is bad in the log. An atomic backend that was
+    /// given a part of a generation gets no shorter one.
+    fn is_blocked(&self, config: &VolumeConfig, damage: &Damage, log: &WriteLog) -> bool {
+        let Some((_, sequence)) = damage.destage_end(log) else {
+            return false;
+        };
+        let is_partial = config.backend_atomic && self.generation.has_unflushed();
+        self.generation.stage() == Stage::Idle && (is_partial || sequence == log.first_sequence())
+    }
+
+    /// Whether the backend fails what is destaged, or gives no answer.
+    pub(super) fn backend_takes_nothing(&self, health: &Health) -> bool {
+        self.generation.is_failing() || health.backend_is_silent()
+    }
+
+    /// The same, or the log does not give what is to be destaged.
+    pub(super) fn gets_nowhere(&self, health: &Health) -> bool {
+        self.backend_takes_nothing(health) || health.log_is_silent()
+    }
+
+    /// Whether another flush has to wait for destage's own: one of the backend is under way at a time, for a failure is
+    /// told to one of them and may have lost what both were to cover. And of an atomic backend it would show a
+    /// part of a generation, which destage's will show as a whole.
+    pub(super) fn holds_flushes(&self, config: &VolumeConfig) -> bool {
+        self.generation.stage() == Stage::Flushing
+            || config.backend_atomic && self.generation.has_unflushed()
     }
 
     /// Whether something is so old that it is to be destaged.
@@ -198,6 +176,105 @@ impl Destaging {
         let floor = if aged { depth / IDLE_DEPTH_DIVISOR } else { 1 };
         let pressed = (depth as f64 * Self::pressure(config, log)) as usize;
         pressed.max(floor).max(1)
+    }
+
+    /// Whether nothing is taken up any more: the volume closes, and its log stays as it is.
+    fn gives_up(close: Option<bool>, log: &OpenLog, direct: &Direct) -> bool {
+        let stays = close == Some(false) && !direct.is_emptying_failed_log(log);
+        stays || log.has_failed() && close.is_some()
+    }
+
+    /// Whether somebody waits for destage.
+    fn is_awaited(&self, from: &DestageSources<'_>) -> bool {
+        self.target.is_some()
+            || from.close == Some(true)
+            || from.direct.path().is_draining()
+            || from.writes.waiting() > 0
+    }
+
+    /// Whether a generation should be taken up now.
+    fn is_due(&self, now: Nanos, from: &DestageSources<'_>) -> bool {
+        let (config, log) = (from.config, from.log.get());
+        !log.spans().is_empty()
+            && (self.is_awaited(from)
+                || Self::pressure(config, log) > 0.0
+                || Self::is_aged(config, log, now))
+    }
+
+    /// Go on as far as it goes without waiting.
+    fn drive(&mut self, now: Nanos, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
+        let first = from.log.get().first_sequence();
+        self.target = self.target.filter(|target| target.sequence > first);
+        let giving_up = Self::gives_up(from.close, from.log, from.direct);
+        if self.generation.stage() == Stage::Idle
+            && !giving_up
+            && self.is_due(now, from)
+            && !(from.direct).awaits_last_spans(from.log, from.damage, self, from.health)
+            && !self.is_blocked(from.config, from.damage, from.log.get())
+        {
+            let end = from.damage.destage_end(from.log.get());
+            self.start(now, from.config, from.log.get(), end);
+        }
+        if self.generation.stage() == Stage::Planning {
+            if giving_up {
+                self.generation.abandon();
+                return;
+            }
+            let sectors = from.config.bytes / SECTOR_BYTES as u64;
+            self.plan_some(sectors, from.log.get(), from.index);
+        }
+        if self.generation.stage() == Stage::Writing {
+            if giving_up {
+                return self.give_up();
+            }
+            let is_awaited = self.is_awaited(from);
+            self.depth = Self::depth(from.config, from.log.get(), is_awaited, now);
+            if from.direct.awaits_mark(from.log) && !from.log.has_failed() {
+                (from.direct).mark_log(from.writes, self, from.log, from.port, cx);
+            }
+            if !from.direct.holds_destage(from.config, from.log) {
+                self.begin_items(now, from, cx);
+            }
+            if !from.direct.is_flushing() && self.generation.begin_flush(now) {
+                let token = from.port.begin(Op::DestageFlush);
+                cx.actions.push(Action::BackendFlush { token });
+            }
+        }
+        if let Stage::Forgetting(_) = self.generation.stage() {
+            self.forget_some(from, cx);
+        }
+        if let Stage::Invalidating(barrier) = self.generation.stage()
+            && cx.cache.persisted() >= barrier
+            && !from.log.has_failed()
+            && !from.direct.writes_superblock(from.writes, self)
+        {
+            self.commit(from, cx);
+        }
+    }
+
+    /// Have the cache forget more of what was overwritten, and then make that durable.
+    fn forget_some(&mut self, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
+        // A fetch is compared in a fraction of the time of a lookup.
+        let items = (self.generation).forget_some(from.reads.fetches_under_way() / 16);
+        for item in items.clone() {
+            let range = self.generation.plan().items[item].range;
+            from.cached.invalidate(range, cx);
+            (from.reads).mark_fetches_stale(range, from.filling, from.port.now);
+        }
+        if items.is_empty() {
+            self.generation.invalidating(cx.cache.barrier());
+        }
+    }
+
+    /// Have the superblock say that the generation is not needed any more.
+    fn commit(&mut self, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
+        let tail = (from.log.get()).tail_after(self.generation.plan().spans);
+        (from.direct).keep_mark(from.config.number, from.log, cx.cache);
+        let is_last = tail.position == from.log.get().head();
+        let ends = from.log.is_given_up() && is_last;
+        let superblock = from.log.get_mut().superblock_for(&tail, ends);
+        self.generation.committing();
+        (from.log).write_superblock(Op::Superblock, superblock, from.port, cx);
     }
 
     /// Take up a generation, which ends before what is bad.
@@ -656,20 +733,6 @@ impl Destaging {
 }
 
 impl Volume {
-    /// The destage side, and what it takes of the rest.
-    pub(super) fn destage_side(&mut self) -> (&mut Destaging, DestageSources<'_>) {
-        let sources = DestageSources {
-            config: &self.config,
-            log: &mut self.log,
-            index: &mut self.index,
-            cached: &self.cached,
-            compression: &mut self.compression,
-            damage: &mut self.damage,
-            port: &mut self.port,
-        };
-        (&mut self.destaging, sources)
-    }
-
     /// A part of an item was read from the log.
     pub(super) fn destage_was_read(
         &mut self,
@@ -720,91 +783,18 @@ impl Volume {
         self.watch_failed_log(cx);
         // Between two generations it is decided whether the next one is the last of a drain.
         self.switch_path();
-        if self.port.is_fenced() {
-            return;
+        if !self.port.is_fenced() {
+            let (destaging, mut from) = self.destage_side();
+            destaging.drive(now, &mut from, cx);
         }
-        if self
-            .destaging
-            .target
-            .is_some_and(|end| end.sequence <= self.log.get().first_sequence())
-        {
-            self.destaging.target = None;
-        }
-        let giving_up = self.gives_up_destage();
-        let due = !giving_up && self.destage_is_due(now) && !self.awaits_last_spans();
-        if self.destaging.generation().stage() == Stage::Idle && due && !self.destage_is_blocked() {
-            let end = self.destage_end();
-            self.destaging.start(now, &self.config, self.log.get(), end);
-        }
-        if self.destaging.generation().stage() == Stage::Planning {
-            if giving_up {
-                self.destaging.generation_mut().abandon();
-                return;
-            }
-            let sectors = self.sectors();
-            self.destaging
-                .plan_some(sectors, self.log.get(), &self.index);
-        }
-        if self.destaging.generation().stage() == Stage::Writing {
-            if giving_up {
-                return self.destaging.give_up();
-            }
-            let is_awaited = self.destage_is_awaited();
-            self.destaging.depth = Destaging::depth(&self.config, self.log.get(), is_awaited, now);
-            if self.awaits_mark() && !self.log.has_failed() {
-                self.mark_log(cx);
-            }
-            if !self.awaits_mark() && !self.holds_destage() {
-                let (destaging, mut from) = self.destage_side();
-                destaging.begin_items(now, &mut from, cx);
-            }
-            if !self.direct.is_flushing() && self.destaging.generation_mut().begin_flush(now) {
-                let token = self.port.begin(Op::DestageFlush);
-                cx.actions.push(Action::BackendFlush { token });
-            }
-        }
-        if let Stage::Forgetting(_) = self.destaging.generation().stage() {
-            self.forget_some(cx);
-        }
-        if let Stage::Invalidating(barrier) = self.destaging.generation().stage()
-            && cx.cache.persisted() >= barrier
-            && !self.log.has_failed()
-            && !self.writes_superblock()
-        {
-            self.commit(cx);
-        }
-    }
-
-    /// Whether nothing is taken up any more: it is closing, and its log stays as it is.
-    fn gives_up_destage(&self) -> bool {
-        let stays = self.close == Some(false) && !self.is_emptying_failed_log();
-        stays || self.log.has_failed() && self.close.is_some()
     }
 
     /// Whether what was written of a generation is not flushed any more.
     pub(super) fn never_flushes_destaged(&self) -> bool {
-        let stuck = self.destage_is_stuck() || self.gives_up_destage();
+        let (config, log) = (&self.config, self.log.get());
+        let stuck = self.destaging.is_stuck(config, &self.damage, log)
+            || Destaging::gives_up(self.close, &self.log, &self.direct);
         stuck && self.destaging.generation().stage() != Stage::Flushing
-    }
-
-    /// Whether a generation should be taken up now.
-    fn destage_is_due(&self, now: Nanos) -> bool {
-        let log = self.log.get();
-        !log.spans().is_empty()
-            && (self.destage_in_haste() || Destaging::is_aged(&self.config, log, now))
-    }
-
-    /// Whether more than age calls for destage.
-    fn destage_in_haste(&self) -> bool {
-        self.destage_is_awaited() || Destaging::pressure(&self.config, self.log.get()) > 0.0
-    }
-
-    /// Whether somebody waits for destage.
-    fn destage_is_awaited(&self) -> bool {
-        self.destaging.target.is_some()
-            || self.close == Some(true)
-            || self.direct.path().is_draining()
-            || self.writes.waiting() > 0
     }
 
     /// The log's device does not give what only it has. The item is tried again after a pause.
@@ -813,7 +803,8 @@ impl Volume {
         self.failed_log_is_unreadable(cx);
         if again {
             // It may never be read: whoever waits for the generation to be whole is told.
-            self.refuse_flushes_behind_destage(RequestError::Io, cx);
+            let (direct, mut from) = self.direct_side();
+            direct.refuse_flushes_behind_destage(RequestError::Io, &mut from, cx);
         }
     }
 
@@ -824,46 +815,14 @@ impl Volume {
         cx: &mut Context<'_>,
     ) {
         self.destaging.generation_mut().flushed(now, result.is_ok());
-        self.destage_flush_ended(result.is_ok(), cx);
+        let (direct, mut from) = self.direct_side();
+        direct.destage_flush_ended(result.is_ok(), &mut from, cx);
         if result.is_err() {
             self.port.stats.backend_errors += 1;
         } else {
             // Everything of the generation was read for it.
             self.health.log_was_read();
         }
-    }
-
-    /// Have the cache forget more of what was overwritten, and then make that durable.
-    fn forget_some(&mut self, cx: &mut Context<'_>) {
-        // A fetch is compared in a fraction of the time of a lookup.
-        let items = self
-            .destaging
-            .generation_mut()
-            .forget_some(self.reads.fetches_under_way() / 16);
-        for item in items.clone() {
-            let range = self.destaging.generation().plan().items[item].range;
-            self.cached.invalidate(range, cx);
-            self.mark_fetches_stale(range);
-        }
-        if items.is_empty() {
-            self.destaging
-                .generation_mut()
-                .invalidating(cx.cache.barrier());
-        }
-    }
-
-    fn commit(&mut self, cx: &mut Context<'_>) {
-        let tail = self
-            .log
-            .get()
-            .tail_after(self.destaging.generation().plan().spans);
-        self.keep_mark(cx.cache);
-        let is_last = tail.position == self.log.get().head();
-        let ends = self.log.is_given_up() && is_last;
-        let superblock = self.log.get_mut().superblock_for(&tail, ends);
-        self.destaging.generation_mut().committing();
-        self.log
-            .write_superblock(Op::Superblock, superblock, &mut self.port, cx);
     }
 
     pub(super) fn superblock_written(
@@ -874,7 +833,8 @@ impl Volume {
         if result.is_err() {
             // The device may hold either tail: nothing may be retired before one is known to be durable.
             if self.superblock_failed(cx) {
-                self.commit(cx);
+                let (destaging, mut from) = self.destage_side();
+                destaging.commit(&mut from, cx);
             }
             return;
         }
@@ -895,13 +855,23 @@ impl Volume {
     }
 
     pub(super) fn destage_wakeup(&self) -> Option<Nanos> {
-        let stuck = self.destage_is_blocked() || self.port.is_fenced();
+        let (config, log) = (&self.config, self.log.get());
+        let stuck = self.destaging.is_blocked(config, &self.damage, log) || self.port.is_fenced();
         match self.destaging.generation().stage() {
             Stage::Retiring(_) => Some(self.port.now),
             Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.port.now),
-            _ if stuck || self.gives_up_destage() => None,
+            _ if stuck || Destaging::gives_up(self.close, &self.log, &self.direct) => None,
             // What is not durable cannot be taken up: its completion is what wakes.
-            Stage::Idle if self.awaits_last_spans() => None,
+            Stage::Idle
+                if (self.direct).awaits_last_spans(
+                    &self.log,
+                    &self.damage,
+                    &self.destaging,
+                    &self.health,
+                ) =>
+            {
+                None
+            }
             Stage::Idle => {
                 let log = self.log.get();
                 let oldest = log
@@ -912,7 +882,7 @@ impl Volume {
             }
             // With enough under way, it is a completion that wakes.
             // While a flush or a superblock holds it up, the end of that wakes.
-            Stage::Writing if self.holds_destage() || self.awaits_mark() => None,
+            Stage::Writing if self.direct.holds_destage(&self.config, &self.log) => None,
             Stage::Writing if self.direct.is_flushing() => self
                 .destaging
                 .generation()
@@ -936,3 +906,39 @@ fn shared_buffer(bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
 /// Room to read one largest item from the log, each part rounded up to blocks and to a power of
 /// two of them, beside the compressed ones as they are stored.
 const RESERVE_BYTES: usize = 6 * REQUEST_BYTES_MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::LogSuperblock;
+    use crate::volume::tests::config;
+
+    #[test]
+    fn destaging_is_given_up_by_a_close_but_of_a_failed_log_that_can_be_emptied() {
+        let config = config();
+        let (mut log, direct) = (OpenLog::default(), Direct::default());
+        let superblock = LogSuperblock::new(config.uuid, 1, config.log_bytes);
+        log.opened(WriteLog::new(superblock, None));
+        let gives_up = |log: &OpenLog| {
+            [None, Some(true), Some(false)].map(|close| Destaging::gives_up(close, log, &direct))
+        };
+        assert_eq!(gives_up(&log), [false, false, true]);
+        log.give_up();
+        assert_eq!(gives_up(&log), [false, false, false]);
+        log.fail();
+        assert_eq!(gives_up(&log), [false, true, true]);
+    }
+
+    #[test]
+    fn destaging_goes_deeper_the_fuller_the_log_is_and_at_once_when_awaited() {
+        let config = config();
+        let superblock = LogSuperblock::new(config.uuid, 1, config.log_bytes);
+        let log = WriteLog::new(superblock, None);
+        let depth = |is_awaited| Destaging::depth(&config, &log, is_awaited, Nanos(0));
+        assert_eq!(depth(false), 1, "nobody waits, and the log is empty");
+        assert_eq!(depth(true), config.destage_depth_max);
+        let destaging = Destaging::default();
+        assert!(!destaging.holds_flushes(&config));
+        assert!(!destaging.is_stuck(&config, &Damage::default(), &log));
+    }
+}

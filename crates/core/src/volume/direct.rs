@@ -31,16 +31,22 @@ mod flushes;
 mod mark;
 mod path;
 mod queue;
+mod sources;
 
 use flushes::{BackendFlushes, Flusher};
 use mark::UnflushedMark;
 pub(super) use path::WritePath;
 use queue::{DirectWrites, What, Write};
+use sources::DirectSources;
 
-use super::port::Kind;
+use super::damage::Damage;
+use super::destaging::Destaging;
+use super::health::Health;
+use super::open_log::OpenLog;
+use super::port::{Kind, Port};
 use super::read::{block_of, whole_blocks_of};
-use super::write::Waiter;
-use super::{Context, Phase, Policy, Volume};
+use super::write::Writes;
+use super::{Context, Phase, Policy, VolumeConfig};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Done, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::cache::{ReadCache, Tie};
@@ -98,11 +104,6 @@ impl Direct {
         self.path.count_drained(blocks);
     }
 
-    /// Whether a superblock is being written that says that the backend may hold what it has not flushed.
-    pub(super) fn is_being_marked(&self) -> bool {
-        self.mark.is_being_written()
-    }
-
     /// A `DestageAll` covers what was written past the log.
     pub(super) fn want_destage_all(&mut self) {
         self.flushes.want_destage_all();
@@ -132,97 +133,110 @@ impl Direct {
     pub(super) fn memory_bytes(&self) -> usize {
         self.flushes.memory_bytes()
     }
-}
 
-impl Volume {
+    // The policy.
+
     /// The policy in effect. It differs from the configuration's while the log is still being emptied, or
     /// direct writes end.
-    pub fn policy(&self) -> Policy {
-        self.direct.path.policy()
+    pub(super) fn policy(&self) -> Policy {
+        self.path.policy()
     }
 
     /// Whether the backend was given writes past the log that it has not flushed.
-    pub fn owes_flush(&self) -> bool {
-        !self.direct.flushes.is_flushed()
+    pub(super) fn owes_flush(&self) -> bool {
+        !self.flushes.is_flushed()
     }
 
     /// Dirty bytes that are to be destaged before the policy of the configuration is in effect; at least
     /// 1 until it is.
-    pub(super) fn policy_remaining_bytes(&self) -> u64 {
-        let is_given_up = self.log.is_given_up();
-        (self.direct.path).remaining_bytes(self.config.policy, is_given_up, self.log.if_open())
+    pub(super) fn policy_remaining_bytes(&self, policy: Policy, log: &OpenLog) -> u64 {
+        (self.path).remaining_bytes(policy, log.is_given_up(), log.if_open())
     }
 
     /// The configuration has changed.
-    pub(super) fn policy_changed(&mut self, cx: &mut Context<'_>) {
-        if self.config.policy.is_direct() {
-            self.direct.path.set_direct_policy(self.config.policy);
-        } else if self.log.is_given_up() {
-            self.direct.path.set_direct_policy(Policy::WriteThrough);
+    pub(super) fn policy_changed(&mut self, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
+        if from.config.policy.is_direct() {
+            self.path.set_direct_policy(from.config.policy);
+        } else if from.log.is_given_up() {
+            self.path.set_direct_policy(Policy::WriteThrough);
         }
-        if self.config.policy == Policy::ReadOnly {
-            self.writes
-                .refuse_admission(RequestError::Policy, &mut self.port, cx);
+        if from.config.policy == Policy::ReadOnly {
+            from.writes
+                .refuse_admission(RequestError::Policy, from.port, cx);
         }
     }
 
     /// The volume was opened. What an earlier opening has written past the log may not be flushed: its
     /// superblock says so, or under such a policy may be of a program that did not know how.
-    pub(super) fn open_policy(&mut self, cx: &mut Context<'_>) {
-        self.policy_changed(cx);
-        let is_marked = self.log.get().superblocks().is_marked_unflushed();
+    pub(super) fn opened(&mut self, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
+        self.policy_changed(from, cx);
+        let is_marked = from.log.get().superblocks().is_marked_unflushed();
         // A log that was made in place of another one says of that one that it may be unflushed, and nothing of caches.
-        if is_marked && self.log.get().superblocks().tie() == Tie::UNKNOWN {
-            self.direct.mark.found();
+        if is_marked && from.log.get().superblocks().tie() == Tie::UNKNOWN {
+            self.mark.found();
         }
-        if is_marked || self.config.policy.is_direct() {
-            let whole = SectorRange::new(0, self.sectors());
-            self.direct.flushes.note_unflushed(whole, self.port.now);
-            self.direct.flushes.want_flush();
+        if is_marked || from.config.policy.is_direct() {
+            let whole = SectorRange::new(0, from.sectors());
+            self.flushes.note_unflushed(whole, from.port.now);
+            self.flushes.want_flush();
         }
-        self.switch_path();
+        self.switch_path(from);
     }
 
     /// The log's device has failed: once the log is empty, writes go past it, as under write-through.
-    pub(super) fn leave_write_back(&mut self) {
-        if !self.config.policy.is_direct() {
-            self.direct.path.set_direct_policy(Policy::WriteThrough);
+    pub(super) fn leave_write_back(&mut self, from: &DirectSources<'_>) {
+        if !from.config.policy.is_direct() {
+            self.path.set_direct_policy(Policy::WriteThrough);
         }
-        self.switch_path();
+        self.switch_path(from);
     }
 
     /// Take the next steps towards the policy of the configuration.
-    pub(super) fn switch_path(&mut self) {
-        let asks_direct = self.config.policy.is_direct() && self.damage.lost().is_empty();
-        let wants_direct = asks_direct || self.log.is_given_up();
-        let destage = self.destaging.generation();
-        (self.direct.path).switch(wants_direct, self.log.get(), destage);
-        if self.direct.path.is_returning()
-            && self.direct.writes.is_empty()
-            && !self.direct.flushes.fua_waits()
-        {
-            self.direct.path.return_to_log();
-            self.direct.flushes.want_flush();
+    pub(super) fn switch_path(&mut self, from: &DirectSources<'_>) {
+        let asks_direct = from.config.policy.is_direct() && from.damage.lost().is_empty();
+        let wants_direct = asks_direct || from.log.is_given_up();
+        let destage = from.destaging.generation();
+        (self.path).switch(wants_direct, from.log.get(), destage);
+        if self.path.is_returning() && self.writes.is_empty() && !self.flushes.fua_waits() {
+            self.path.return_to_log();
+            self.flushes.want_flush();
         }
     }
 
     /// Whether the log is being emptied, and can be.
-    pub(super) fn drains(&self) -> bool {
-        self.direct.path.is_draining() && !self.damage.is_damaged() && !self.destage_gets_nowhere()
+    pub(super) fn drains(&self, damage: &Damage, destaging: &Destaging, health: &Health) -> bool {
+        self.path.is_draining() && !damage.is_damaged() && !destaging.gets_nowhere(health)
     }
 
     /// Whether the last generation of a drain waits for what is on its way to the log.
-    pub(super) fn awaits_last_spans(&self) -> bool {
-        self.direct.path.awaits_last_spans(self.log.get())
-            && self.drains()
-            && !self.log.has_failed()
-            && !self.log.is_given_up()
+    pub(super) fn awaits_last_spans(
+        &self,
+        log: &OpenLog,
+        damage: &Damage,
+        destaging: &Destaging,
+        health: &Health,
+    ) -> bool {
+        self.path.awaits_last_spans(log.get())
+            && self.drains(damage, destaging, health)
+            && !log.has_failed()
+            && !log.is_given_up()
+    }
+
+    /// Whether what a failed log has is still on its way to the backend.
+    pub(super) fn is_emptying_failed_log(&self, log: &OpenLog) -> bool {
+        log.is_given_up() && !self.is_direct()
     }
 
     // Writes.
 
     /// Take a write, past the log.
-    pub(super) fn write_directly(&mut self, id: RequestId, request: Request, cx: &mut Context<'_>) {
+    pub(super) fn write(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
         let (range, fua, what) = match request {
             Request::Write { range, data, fua } => (range, fua, What::Data(data)),
             Request::WriteZeroes {
@@ -237,143 +251,165 @@ impl Volume {
             What::Data(_) => Kind::Write(range.bytes() as u64),
             What::Zero { .. } => Kind::Trim,
         };
-        if let Some(error) = self.damage.refusal_for_lost(range, self.direct.is_direct()) {
-            return self.port.reply(id, kind, Err(error), cx);
+        if let Some(error) = from.damage.refusal_for_lost(range, self.is_direct()) {
+            return from.port.reply(id, kind, Err(error), cx);
         }
         let write = Write::new(id, kind, range, what, fua);
-        self.direct.writes.push(write);
-        self.start_ready(cx);
+        self.writes.push(write);
+        self.start_ready(from, cx);
     }
 
-    fn start_direct(&mut self, number: u64, range: SectorRange, cx: &mut Context<'_>) {
-        self.direct.flushes.note_write(range, self.port.now);
-        self.cached.own(range);
-        self.cached.invalidate(range, cx);
-        self.mark_fetches_stale(range);
+    fn start(
+        &mut self,
+        number: u64,
+        range: SectorRange,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        self.flushes.note_write(range, from.port.now);
+        from.cached.own(range);
+        from.cached.invalidate(range, cx);
+        (from.reads).mark_fetches_stale(range, from.filling, from.port.now);
         let barrier = cx.cache.barrier();
-        if cx.cache.persisted() >= barrier && self.direct.mark.is_set() {
-            return self.direct.writes.submit(number, &mut self.port, cx);
+        if cx.cache.persisted() >= barrier && self.mark.is_set() {
+            return self.writes.submit(number, from.port, cx);
         }
-        self.direct.writes.prepare(number, barrier);
-        self.mark_log(cx);
+        self.writes.prepare(number, barrier);
+        self.mark_log(from.writes, from.destaging, from.log, from.port, cx);
     }
 
     /// Have the log say that the backend may hold what it has not flushed, unless it does.
-    pub(super) fn mark_log(&mut self, cx: &mut Context<'_>) {
-        if !self.writes_superblock() {
-            (self.direct.mark).write(&mut self.log, &mut self.port, cx);
+    pub(super) fn mark_log(
+        &mut self,
+        writes: &Writes,
+        destaging: &Destaging,
+        log: &mut OpenLog,
+        port: &mut Port,
+        cx: &mut Context<'_>,
+    ) {
+        if !self.writes_superblock(writes, destaging) {
+            self.mark.write(log, port, cx);
         }
+    }
+
+    /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
+    pub(super) fn writes_superblock(&self, writes: &Writes, destaging: &Destaging) -> bool {
+        self.mark.is_being_written()
+            || writes.marks_end()
+            || destaging.generation().stage() == Stage::Committing
     }
 
     /// Whether destage has to wait until the superblock of a failed log says the same: what only memory has is not
     /// replayed over what the cache holds.
-    pub(super) fn awaits_mark(&self) -> bool {
-        self.is_emptying_failed_log() && !self.direct.mark.is_set()
+    pub(super) fn awaits_mark(&self, log: &OpenLog) -> bool {
+        self.is_emptying_failed_log(log) && !self.mark.is_set()
     }
 
-    /// The log says so, or it cannot be known what it says. The writes that wait go on at the next poll.
-    pub(super) fn direct_was_marked(
-        &mut self,
-        result: Result<Done, IoError>,
-        cx: &mut Context<'_>,
-    ) {
-        if result.is_ok() {
-            self.log.superblock_ended();
-            // Another owner may have the log of a volume that is fenced.
-            let is_whole = !self.log.is_given_up() && !self.port.is_fenced();
-            return (self.direct.mark).written(is_whole, &mut self.log, &mut self.port, cx);
-        }
-        if self.superblock_failed(cx) {
-            // The writes wait until it can be kept.
-            self.direct.mark.unset();
-        }
+    /// The log says so. The writes that wait go on at the next poll.
+    pub(super) fn marked(&mut self, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
+        from.log.superblock_ended();
+        // Another owner may have the log of a volume that is fenced.
+        let is_whole = !from.log.is_given_up() && !from.port.is_fenced();
+        (self.mark).written(is_whole, from.log, from.port, cx);
+    }
+
+    /// It is not known what the log says: the writes wait until it can be kept.
+    pub(super) fn mark_failed(&mut self) {
+        self.mark.unset();
     }
 
     /// The log takes no mark any more: what waits for it is refused.
-    pub(super) fn refuse_unmarked(&mut self, cx: &mut Context<'_>) {
-        if !self.direct.mark.is_set() {
-            self.refuse_direct(RequestError::ReadOnly, cx);
+    pub(super) fn refuse_unmarked(&mut self, port: &mut Port, cx: &mut Context<'_>) {
+        if !self.mark.is_set() {
+            self.refuse(RequestError::ReadOnly, port, cx);
         }
     }
 
     /// Before a superblock is made for another reason: it says what is so now of the backend and of the cache.
-    pub(super) fn keep_mark(&mut self, cache: &ReadCache) {
+    pub(super) fn keep_mark(&mut self, volume: u32, log: &mut OpenLog, cache: &ReadCache) {
         // What only memory has of a failed log is in the backend before a superblock can follow that says so.
-        let is_unflushed = !self.direct.flushes.is_flushed() || self.is_emptying_failed_log();
+        let is_unflushed = !self.flushes.is_flushed() || self.is_emptying_failed_log(log);
         let tie = if is_unflushed {
             Tie::UNKNOWN
         } else {
-            cache.tie_of(self.config.number)
+            cache.tie_of(volume)
         };
-        let superblocks = self.log.get_mut().superblocks_mut();
+        let superblocks = log.get_mut().superblocks_mut();
         superblocks.mark_unflushed(is_unflushed);
         superblocks.set_tie(tie);
-        if !self.is_emptying_failed_log() && !self.log.is_given_up() {
-            self.log.get_mut().name_durable();
+        if !log.is_given_up() {
+            log.get_mut().name_durable();
         }
         if !is_unflushed {
-            self.direct.mark.unset();
+            self.mark.unset();
         }
     }
 
-    pub(super) fn direct_was_written(
+    /// A write has ended.
+    pub(super) fn was_written(
         &mut self,
         number: u64,
         result: Result<Done, IoError>,
+        from: &mut DirectSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let write = self.direct.writes.pop(number);
+        let write = self.writes.pop(number);
         let Write { id, kind, fua, .. } = write;
-        if self.port.is_fenced() {
-            self.port.reply(id, kind, Err(RequestError::Fenced), cx);
+        if from.port.is_fenced() {
+            from.port.reply(id, kind, Err(RequestError::Fenced), cx);
         } else if result.is_err() {
-            self.port.stats.backend_errors += 1;
-            self.port.reply(id, kind, Err(RequestError::Io), cx);
+            from.port.stats.backend_errors += 1;
+            from.port.reply(id, kind, Err(RequestError::Io), cx);
         } else {
-            self.keep_written(&write, cx);
+            self.keep_written(&write, from, cx);
             if fua {
                 let until = 0;
-                self.direct.flushes.wait(Flusher { id, kind, until });
-                self.begin_flush(cx);
+                self.flushes.wait(Flusher { id, kind, until });
+                self.begin_flush(from, cx);
             } else {
-                self.port.reply(id, kind, Ok(Reply::Done), cx);
+                from.port.reply(id, kind, Ok(Reply::Done), cx);
             }
         }
-        self.start_ready(cx);
+        self.start_ready(from, cx);
     }
 
     /// What write-through has written is what the backend shows now.
-    fn keep_written(&mut self, write: &Write, cx: &mut Context<'_>) {
+    fn keep_written(&self, write: &Write, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
         let What::Data(data) = &write.what else {
             return;
         };
-        self.port.stats.direct_bytes += write.range.bytes() as u64;
-        let policy = if self.log.is_given_up() {
-            self.direct.path.direct_policy()
+        from.port.stats.direct_bytes += write.range.bytes() as u64;
+        let policy = if from.log.is_given_up() {
+            self.path.direct_policy()
         } else {
-            self.config.policy
+            from.config.policy
         };
         if policy != Policy::WriteThrough {
             return;
         }
         for block in whole_blocks_of(write.range) {
             let data = block_of(data, write.range, block);
-            cx.cache.fill_block(self.cached.own_key(block), &data);
+            cx.cache.fill_block(from.cached.own_key(block), &data);
         }
     }
 
     /// Start what waits for nothing but its turn.
-    fn start_ready(&mut self, cx: &mut Context<'_>) {
-        let started_max = self.config.destage_depth_max.max(1);
-        while let Some((number, range)) = self.direct.writes.start_next(started_max) {
-            self.start_direct(number, range, cx);
+    fn start_ready(&mut self, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
+        let started_max = from.config.destage_depth_max.max(1);
+        while let Some((number, range)) = self.writes.start_next(started_max) {
+            self.start(number, range, from, cx);
         }
     }
 
     /// Refuse the writes that wait until the log says that they go past it.
-    pub(super) fn refuse_what_mark_delays(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        if !self.direct.mark.is_set() {
-            (self.direct.writes).refuse_unsubmitted(error, &mut self.port, cx);
+    pub(super) fn refuse_what_mark_delays(
+        &mut self,
+        error: RequestError,
+        port: &mut Port,
+        cx: &mut Context<'_>,
+    ) {
+        if !self.mark.is_set() {
+            (self.writes).refuse_unsubmitted(error, port, cx);
         }
     }
 
@@ -381,210 +417,330 @@ impl Volume {
     pub(super) fn refuse_flushes_behind_destage(
         &mut self,
         error: RequestError,
+        from: &mut DirectSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        if self.awaits_destage_flush() && self.destaging.generation().stage() != Stage::Flushing {
-            (self.direct.flushes).refuse(error, &mut self.port, cx);
+        let is_flushing = from.destaging.generation().stage() == Stage::Flushing;
+        if from.destaging.holds_flushes(from.config) && !is_flushing {
+            (self.flushes).refuse(error, from.port, cx);
         }
     }
 
     /// Refuse what the backend was not asked for yet.
-    pub(super) fn refuse_direct(&mut self, error: RequestError, cx: &mut Context<'_>) {
-        (self.direct.writes).refuse_unsubmitted(error, &mut self.port, cx);
-        for flusher in self.direct.flushes.take_waiting() {
+    pub(super) fn refuse(&mut self, error: RequestError, port: &mut Port, cx: &mut Context<'_>) {
+        (self.writes).refuse_unsubmitted(error, port, cx);
+        for flusher in self.flushes.take_waiting() {
             let error = match (flusher.kind, error) {
                 (Kind::Flush, _) | (_, RequestError::Fenced) => error,
                 // The backend has this write, perhaps not durably: it must not pass for one that never was.
                 _ => RequestError::Io,
             };
-            self.port.reply(flusher.id, flusher.kind, Err(error), cx);
+            port.reply(flusher.id, flusher.kind, Err(error), cx);
         }
     }
 
     // Flushes.
 
     /// A client's flush has to flush the backend too, or to say what an earlier one has lost.
-    pub(super) fn flush_directly(
+    pub(super) fn flush(
         &mut self,
         id: RequestId,
         until: Sequence,
+        from: &mut DirectSources<'_>,
         cx: &mut Context<'_>,
     ) -> bool {
         let kind = Kind::Flush;
-        if self.direct.flushes.take_lost() {
-            self.port.reply(id, kind, Err(RequestError::Io), cx);
+        if self.flushes.take_lost() {
+            from.port.reply(id, kind, Err(RequestError::Io), cx);
             return true;
         }
-        if self.direct.flushes.is_flushed() {
+        if self.flushes.is_flushed() {
             return false;
         }
-        self.direct.flushes.wait(Flusher { id, kind, until });
-        self.begin_flush(cx);
+        self.flushes.wait(Flusher { id, kind, until });
+        self.begin_flush(from, cx);
         true
     }
 
-    /// Whether a flush has to wait for destage's own: one of the backend is under way at a time, for a failure is
-    /// told to one of them and may have lost what both were to cover. And of an atomic backend it would show a
-    /// part of a generation, which destage's will show as a whole.
-    fn awaits_destage_flush(&self) -> bool {
-        self.destaging.generation().stage() == Stage::Flushing
-            || self.config.backend_atomic && self.destaging.generation().has_unflushed()
-    }
-
-    /// Whether destage waits for a flush that would show a part of what it writes.
-    pub(super) fn holds_destage(&self) -> bool {
-        self.config.backend_atomic && self.direct.flushes.is_running()
+    /// Whether destage writes nothing more for now: it waits for a flush that would show a part of what it writes, or
+    /// for the mark of a failed log.
+    pub(super) fn holds_destage(&self, config: &VolumeConfig, log: &OpenLog) -> bool {
+        (config.backend_atomic && self.flushes.is_running()) || self.awaits_mark(log)
     }
 
     /// Flush the backend, unless that is under way: what comes meanwhile shares the next one.
-    fn begin_flush(&mut self, cx: &mut Context<'_>) {
-        let waits = self.direct.flushes.is_running() || self.awaits_destage_flush();
-        if !waits && !self.port.is_fenced() {
-            let under_way = self.direct.writes.ranges_under_way();
-            (self.direct.flushes).begin(under_way, &mut self.port, cx);
+    fn begin_flush(&mut self, from: &mut DirectSources<'_>, cx: &mut Context<'_>) {
+        let waits = self.flushes.is_running() || from.destaging.holds_flushes(from.config);
+        if !waits && !from.port.is_fenced() {
+            let under_way = self.writes.ranges_under_way();
+            (self.flushes).begin(under_way, from.port, cx);
         }
     }
 
-    pub(super) fn direct_was_flushed(
+    /// The flush under way has ended.
+    pub(super) fn was_flushed(
         &mut self,
         result: Result<Done, IoError>,
+        from: &mut DirectSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let running = self.direct.flushes.end();
-        if self.port.is_fenced() {
+        let running = self.flushes.end();
+        if from.port.is_fenced() {
             for Flusher { id, kind, .. } in running.flushers {
-                self.port.reply(id, kind, Err(RequestError::Fenced), cx);
+                from.port.reply(id, kind, Err(RequestError::Fenced), cx);
             }
             return;
         }
         if result.is_ok() {
-            (self.direct.flushes).flushed(running.covers, self.port.now);
+            (self.flushes).flushed(running.covers, from.port.now);
             for flusher in running.flushers {
-                self.end_flush(flusher, cx);
+                from.end_flush(flusher, cx);
             }
         } else {
-            self.port.stats.backend_errors += 1;
+            from.port.stats.backend_errors += 1;
             // Whoever waits for the next flush waits for what this one may have lost as well.
-            let (waiting, tell_next) = self.direct.flushes.failed(&running);
-            self.lose_unflushed(tell_next, cx);
-            self.destaging.generation_mut().doubt();
+            let (waiting, tell_next) = self.flushes.failed(&running);
+            self.lose_unflushed(tell_next, from, cx);
+            from.destaging.generation_mut().doubt();
             let is_wanted = running.wanted;
             for Flusher { id, kind, .. } in running.flushers.into_iter().chain(waiting) {
-                self.port.reply(id, kind, Err(RequestError::Io), cx);
+                from.port.reply(id, kind, Err(RequestError::Io), cx);
             }
-            self.direct.flushes.pause(is_wanted, self.port.now);
+            self.flushes.pause(is_wanted, from.port.now);
         }
-        if self.direct.flushes.is_awaited() {
-            self.begin_flush(cx);
+        if self.flushes.is_awaited() {
+            self.begin_flush(from, cx);
         }
-    }
-
-    /// The backend has flushed; what of the log goes with it has to be durable too.
-    fn end_flush(&mut self, flusher: Flusher, cx: &mut Context<'_>) {
-        let Flusher { id, kind, until } = flusher;
-        let log = self.log.get();
-        if self.log.has_failed() {
-            let error = match kind {
-                Kind::Flush => RequestError::ReadOnly,
-                // The backend has this write.
-                _ => RequestError::Io,
-            };
-            return self.port.reply(id, kind, Err(error), cx);
-        }
-        if log.durable_sequence() >= until {
-            return self.port.reply(id, kind, Ok(Reply::Done), cx);
-        }
-        self.writes.waiters.wait(Waiter {
-            until,
-            id,
-            kind,
-            fua: false,
-        });
     }
 
     /// A flush of the backend has failed: what it was given and had not flushed may be gone.
-    pub(super) fn lose_unflushed(&mut self, tell_next: bool, cx: &mut Context<'_>) {
-        let lost = self.direct.flushes.lose(tell_next);
+    fn lose_unflushed(
+        &mut self,
+        tell_next: bool,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        let lost = self.flushes.lose(tell_next);
         if lost.is_empty() {
             return;
         }
         for range in lost {
-            self.cached.invalidate(range, cx);
-            self.filling.note_forgotten(range, self.port.now);
+            from.cached.invalidate(range, cx);
+            from.filling.note_forgotten(range, from.port.now);
         }
-        self.reads.forget_fetches();
+        from.reads.forget_fetches();
     }
 
     /// Destage has flushed the backend, or could not. No direct write was under way.
-    pub(super) fn destage_flush_ended(&mut self, ok: bool, cx: &mut Context<'_>) {
-        if ok && !self.direct.flushes.is_running() && self.direct.writes.is_empty() {
-            self.direct.flushes.all_flushed(self.port.now);
-            for flusher in self.direct.flushes.take_waiting() {
-                self.end_flush(flusher, cx);
+    pub(super) fn destage_flush_ended(
+        &mut self,
+        ok: bool,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        if ok && !self.flushes.is_running() && self.writes.is_empty() {
+            self.flushes.all_flushed(from.port.now);
+            for flusher in self.flushes.take_waiting() {
+                from.end_flush(flusher, cx);
             }
         } else if !ok {
-            let waiting = self.direct.flushes.take_waiting();
-            self.lose_unflushed(waiting.is_empty(), cx);
+            let waiting = self.flushes.take_waiting();
+            self.lose_unflushed(waiting.is_empty(), from, cx);
             for Flusher { id, kind, .. } in waiting {
-                self.port.reply(id, kind, Err(RequestError::Io), cx);
+                from.port.reply(id, kind, Err(RequestError::Io), cx);
             }
         }
     }
 
     // Polling, closing.
 
-    /// Submit what is prepared; flush what is due.
-    pub(super) fn poll_direct(&mut self, cx: &mut Context<'_>) {
-        if self.port.is_fenced() {
+    /// Submit what is prepared; flush what is due. `is_stuck`: what was written of a generation is not flushed any more.
+    pub(super) fn poll(
+        &mut self,
+        is_stuck: bool,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        if from.port.is_fenced() {
             return;
         }
-        if self.never_flushes_destaged() && self.awaits_destage_flush() {
-            let error = if self.damage.is_damaged() {
+        if is_stuck && from.destaging.holds_flushes(from.config) {
+            let error = if from.damage.is_damaged() {
                 RequestError::Inconsistent
             } else {
                 RequestError::Closing
             };
-            (self.direct.flushes).refuse(error, &mut self.port, cx);
+            (self.flushes).refuse(error, from.port, cx);
         }
-        if self.direct.writes.has_started() && !self.log.has_failed() {
+        if self.writes.has_started() && !from.log.has_failed() {
             // It may have had to wait for another superblock.
-            self.mark_log(cx);
+            self.mark_log(from.writes, from.destaging, from.log, from.port, cx);
         }
         let persisted = cx.cache.persisted();
-        if self.direct.writes.has_started() && self.direct.mark.is_set() {
-            for number in self.direct.writes.prepared(persisted) {
-                self.direct.writes.submit(number, &mut self.port, cx);
+        if self.writes.has_started() && self.mark.is_set() {
+            for number in self.writes.prepared(persisted) {
+                self.writes.submit(number, from.port, cx);
             }
         }
-        let (sectors, age_max) = (self.sectors(), self.config.dirty_age_max);
-        let is_due = (self.direct.flushes).poll(sectors, age_max, self.port.now);
-        if is_due && self.phase == Phase::Open {
-            self.begin_flush(cx);
+        let (sectors, age_max) = (from.sectors(), from.config.dirty_age_max);
+        let is_due = (self.flushes).poll(sectors, age_max, from.port.now);
+        if is_due && from.phase == Phase::Open {
+            self.begin_flush(from, cx);
         }
     }
 
-    pub(super) fn direct_wakeup(&self) -> Option<Nanos> {
-        if self.port.is_fenced() || self.phase != Phase::Open || self.awaits_destage_flush() {
+    /// When a poll of an open volume is due for its sake.
+    pub(super) fn wakeup(
+        &self,
+        config: &VolumeConfig,
+        destaging: &Destaging,
+        port: &Port,
+    ) -> Option<Nanos> {
+        if port.is_fenced() || destaging.holds_flushes(config) {
             return None;
         }
-        (self.direct.flushes).wakeup(self.config.dirty_age_max, self.port.now)
+        (self.flushes).wakeup(config.dirty_age_max, port.now)
     }
 
     /// Whether a close has to wait for the backend's flush. It is tried once: nobody was promised more.
-    pub(super) fn flushes_at_close(&mut self, cx: &mut Context<'_>) -> bool {
-        let waits = self.port.is_fenced() || self.awaits_destage_flush();
-        if waits || !self.direct.flushes.may_close() {
+    pub(super) fn flushes_at_close(
+        &mut self,
+        from: &mut DirectSources<'_>,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let waits = from.port.is_fenced() || from.destaging.holds_flushes(from.config);
+        if waits || !self.flushes.may_close() {
             return false;
         }
-        self.direct.flushes.close();
-        self.begin_flush(cx);
+        self.flushes.close();
+        self.begin_flush(from, cx);
         true
     }
 
     /// Assert what must always hold.
-    pub(super) fn check_direct(&self) {
-        let direct = &self.direct;
-        direct.writes.check(direct.mark.is_set());
-        (direct.path).check(self.log.get(), !direct.writes.is_empty());
+    pub(super) fn check(&self, log: &OpenLog) {
+        self.writes.check(self.mark.is_set());
+        self.path.check(log.get(), !self.writes.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::base::buf::Pool;
+    use crate::base::io::Action;
+    use crate::cache::CacheConfig;
+    use crate::format::LogSuperblock;
+    use crate::log::write_log::WriteLog;
+    use crate::volume::tests::config;
+
+    /// A direct side beside a log that holds nothing.
+    struct Rig {
+        direct: Direct,
+        log: OpenLog,
+        port: Port,
+        config: VolumeConfig,
+        actions: Vec<Action>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let config = config();
+            let superblock = LogSuperblock::new(config.uuid, 1, config.log_bytes);
+            let mut log = OpenLog::default();
+            log.opened(WriteLog::new(superblock, None));
+            Self {
+                direct: Direct::default(),
+                log,
+                port: Port::new(&config, Nanos(1_000), Nanos(0)),
+                config,
+                actions: Vec::new(),
+            }
+        }
+
+        /// What a step has asked for.
+        fn with(&mut self, step: impl FnOnce(&mut Self, &mut Context<'_>)) -> Vec<Action> {
+            let pool = Pool::new(1 << 20);
+            let cache = CacheConfig {
+                dram_blocks: 0,
+                ssd: None,
+                ssd_answer_max: Nanos(1_000),
+            };
+            let mut actions = core::mem::take(&mut self.actions);
+            let mut cache = ReadCache::new(cache, Nanos(0), pool.clone(), &mut actions);
+            let mut cx = Context {
+                cache: &mut cache,
+                pool: &pool,
+                actions: &mut actions,
+            };
+            step(self, &mut cx);
+            actions
+        }
+
+        fn mark(&mut self) -> Vec<Action> {
+            self.with(|rig, cx| {
+                let (writes, destaging) = (Writes::default(), Destaging::default());
+                (rig.direct).mark_log(&writes, &destaging, &mut rig.log, &mut rig.port, cx);
+            })
+        }
+    }
+
+    #[test]
+    fn direct_refuses_a_write_that_the_backend_has_as_doubtful() {
+        for (error, of_write) in [
+            (RequestError::ReadOnly, RequestError::Io),
+            (RequestError::Fenced, RequestError::Fenced),
+        ] {
+            let mut rig = Rig::new();
+            for (id, kind) in [(1, Kind::Flush), (2, Kind::Write(512))] {
+                rig.port.accept();
+                let id = RequestId(id);
+                rig.direct.flushes.wait(Flusher { id, kind, until: 0 });
+            }
+            let replies = rig.with(|rig, cx| rig.direct.refuse(error, &mut rig.port, cx));
+            let results: Vec<_> = replies
+                .into_iter()
+                .map(|action| match action {
+                    Action::Reply { request, result } => (request, result.err()),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            let expected = [(RequestId(1), Some(error)), (RequestId(2), Some(of_write))];
+            assert_eq!(results, expected);
+        }
+    }
+
+    #[test]
+    fn direct_holds_destage_of_a_failed_log_until_it_is_marked() {
+        let mut rig = Rig::new();
+        assert!(!rig.direct.holds_destage(&rig.config, &rig.log));
+        rig.log.give_up();
+        assert!(rig.direct.is_emptying_failed_log(&rig.log));
+        assert!(rig.direct.holds_destage(&rig.config, &rig.log));
+        let asked = rig.mark();
+        assert!(
+            matches!(asked[..], [Action::KeepSuperblock { .. }]),
+            "{asked:?}"
+        );
+        let (writes, destaging) = (Writes::default(), Destaging::default());
+        assert!(rig.direct.writes_superblock(&writes, &destaging));
+        assert!(rig.mark().is_empty(), "one superblock is written at a time");
+        rig.direct.mark_failed();
+        assert_eq!(rig.mark().len(), 1, "it is tried again");
+    }
+
+    #[test]
+    fn direct_holds_destage_of_an_atomic_backend_while_it_flushes() {
+        let mut rig = Rig::new();
+        rig.with(|rig, cx| {
+            let none = core::iter::empty();
+            rig.direct.flushes.begin(none, &mut rig.port, cx);
+        });
+        assert!(rig.direct.is_flushing());
+        assert!(!rig.direct.holds_destage(&rig.config, &rig.log));
+        rig.config.backend_atomic = true;
+        assert!(rig.direct.holds_destage(&rig.config, &rig.log));
     }
 }

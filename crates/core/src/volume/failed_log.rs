@@ -24,17 +24,11 @@
 
 use super::{Context, LogFailure, Phase, Volume};
 use crate::base::error::RequestError;
-use crate::log::destage::Stage;
 
 impl Volume {
     /// Whether the log's device failed and the volume goes on without it, or is about to.
     pub fn log_is_given_up(&self) -> bool {
         self.log.is_given_up()
-    }
-
-    /// Whether what a failed log has is still on its way to the backend.
-    pub(super) fn is_emptying_failed_log(&self) -> bool {
-        self.log.is_given_up() && !self.direct.is_direct()
     }
 
     /// A write to the log's device has failed. Returns whether the volume can go on without it.
@@ -46,13 +40,14 @@ impl Volume {
             return false;
         }
         self.log.give_up();
-        self.leave_write_back();
+        let (direct, from) = self.direct_side();
+        direct.leave_write_back(&from);
         true
     }
 
     /// At every poll: look whether what the log holds can still get to the backend.
     pub(super) fn watch_failed_log(&mut self, cx: &mut Context<'_>) {
-        if !self.is_emptying_failed_log() {
+        if !self.direct.is_emptying_failed_log(&self.log) {
             self.log.set_unreadable(false);
             return;
         }
@@ -65,7 +60,9 @@ impl Volume {
         let ends = match self.close {
             None => false,
             Some(true) => self.log.refuses_writes(),
-            Some(false) => self.log.refuses_writes() || self.backend_takes_nothing(),
+            Some(false) => {
+                self.log.refuses_writes() || self.destaging.backend_takes_nothing(&self.health)
+            }
         };
         if ends {
             self.fail_writes(cx);
@@ -74,22 +71,15 @@ impl Volume {
 
     /// Dirty data could not be read from the device, perhaps only for now.
     pub(super) fn failed_log_is_unreadable(&mut self, cx: &mut Context<'_>) {
-        if !self.is_emptying_failed_log() || self.log.is_unreadable() {
+        if !self.direct.is_emptying_failed_log(&self.log) || self.log.is_unreadable() {
             return;
         }
         self.log.set_unreadable(true);
         self.refuse_what_waits(cx);
-        self.refuse_direct(RequestError::ReadOnly, cx);
+        (self.direct).refuse(RequestError::ReadOnly, &mut self.port, cx);
     }
 
     // Superblocks.
-
-    /// Whether a superblock is being written: the next one waits for it, so that one is whole whatever happens.
-    pub(super) fn writes_superblock(&self) -> bool {
-        self.direct.is_being_marked()
-            || self.writes.marks_end()
-            || self.destaging.generation().stage() == Stage::Committing
-    }
 
     /// A superblock could not be made durable. Returns whether the next one can be kept beside the device.
     pub(super) fn superblock_failed(&mut self, cx: &mut Context<'_>) -> bool {

@@ -242,7 +242,7 @@ impl Volume {
             Some((Trouble::LogFailed, None))
         } else if let Some(since) = health.log_silent {
             Some((Trouble::LogSilent, Some(since)))
-        } else if self.is_emptying_failed_log() {
+        } else if self.direct.is_emptying_failed_log(&self.log) {
             Some((Trouble::LogEmptying, None))
         } else if health.log_unreadable {
             Some((Trouble::LogUnreadable, None))

@@ -34,12 +34,12 @@
 //! * `cached`: the volume as the read cache knows it, with `inherited`; `filling`: pins and warm-ups;
 //! * `read`: the read side, from the lookup to the fetch and the promotion;
 //! * `write`: the write side, from admission to acknowledgement;
-//! * `direct`: writes past the log, and the way there and back;
+//! * `direct`: the direct side, writes past the log and the way there and back;
 //! * `destaging`: the backend side;
 //! * `health`: what is wrong, and since when.
 //!
 //! `failed_log` (going on without the log), `silent_log` (a log that does not answer), `extents` and `scrub` are rules
-//! that concern several of them. A machine gets what it needs of the others as arguments, the three sides in a struct.
+//! that concern several of them. A machine gets what it needs of the others as arguments, the four sides in a struct.
 
 mod cached;
 mod compression;
@@ -62,6 +62,8 @@ mod scrub;
 mod silent_log;
 mod stats;
 pub mod streams;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use alloc::rc::Rc;
@@ -288,7 +290,8 @@ impl Volume {
                     self.log.get_mut().set_entries_max(entries_max);
                     let bytes_max = self.config.resident_bytes_max;
                     (self.writes.resident).trim(bytes_max, self.log.get_mut());
-                    self.policy_changed(cx);
+                    let (direct, mut from) = self.direct_side();
+                    direct.policy_changed(&mut from, cx);
                 }
                 self.port.reconfigure(&self.config);
             }
@@ -435,9 +438,23 @@ impl Volume {
                 destaging.was_written(now, item, result, &mut from);
             }
             Op::DestageFlush => self.destage_was_flushed(now, result, cx),
-            Op::DirectWrite { number } => self.direct_was_written(number, result, cx),
-            Op::DirectFlush => self.direct_was_flushed(result, cx),
-            Op::DirectMark => self.direct_was_marked(result, cx),
+            Op::DirectWrite { number } => {
+                let (direct, mut from) = self.direct_side();
+                direct.was_written(number, result, &mut from, cx);
+            }
+            Op::DirectFlush => {
+                let (direct, mut from) = self.direct_side();
+                direct.was_flushed(result, &mut from, cx);
+            }
+            Op::DirectMark if result.is_ok() => {
+                let (direct, mut from) = self.direct_side();
+                direct.marked(&mut from, cx);
+            }
+            Op::DirectMark => {
+                if self.superblock_failed(cx) {
+                    self.direct.mark_failed();
+                }
+            }
             Op::EndMark => self.end_was_marked(result, cx),
             Op::Superblock => self.superblock_written(result, cx),
             Op::ScrubLog(piece) => self.scrubbed_log(piece, result, cx),
@@ -494,7 +511,11 @@ impl Volume {
                 }
                 self.index.settle(STEP_WORK_MAX);
                 self.switch_path();
-                self.poll_direct(cx);
+                {
+                    let is_stuck = self.never_flushes_destaged();
+                    let (direct, mut from) = self.direct_side();
+                    direct.poll(is_stuck, &mut from, cx);
+                }
                 self.admit_writes(now, cx);
                 {
                     let (writes, mut from) = self.write_side();
@@ -534,7 +555,7 @@ impl Volume {
                     || self.reads.has_stalled_promotion()
                     || (self.destaging.generation().is_postponed()
                         && !self.port.is_fenced()
-                        && !self.awaits_mark())
+                        && !self.direct.awaits_mark(&self.log))
             }
             Phase::Failed(_) | Phase::Closed => false,
         };
@@ -623,7 +644,8 @@ impl Volume {
         self.phase = Phase::Open;
         self.port.stats.replay_time = now.since(self.opening.started());
         self.writes.resident.begin(self.log.get().next_sequence());
-        self.open_policy(cx);
+        let (direct, mut from) = self.direct_side();
+        direct.opened(&mut from, cx);
         for (id, request) in self.opening.take_waiting() {
             self.serve(now, id, request, cx);
         }
@@ -638,7 +660,8 @@ impl Volume {
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
-        let stuck = self.log.has_failed() || self.destage_is_stuck() || self.port.is_fenced();
+        let is_stuck = (self.destaging).is_stuck(&self.config, &self.damage, self.log.get());
+        let stuck = self.log.has_failed() || is_stuck || self.port.is_fenced();
         if self.log.has_failed() && self.port.awaits_nothing() {
             // What is not durable keeps its memory, which may be all that there is.
             let (reads, mut from) = self.read_side();
@@ -648,10 +671,14 @@ impl Volume {
         let idle = self.destaging.generation().stage() == Stage::Idle || stuck;
         let answered = !self.port.owes_answer();
         let ended = self.port.awaits_nothing();
-        if self.closing_superblock || !idle || !answered || !ended || self.flushes_at_close(cx) {
+        if self.closing_superblock || !idle || !answered || !ended {
             return;
         }
-        if self.is_emptying_failed_log() && !stuck {
+        let (direct, mut from) = self.direct_side();
+        if direct.flushes_at_close(&mut from, cx) {
+            return;
+        }
+        if self.direct.is_emptying_failed_log(&self.log) && !stuck {
             return;
         }
         if self.log.has_failed() {
@@ -671,7 +698,7 @@ impl Volume {
             "closing seals what is open"
         );
         let tail = self.log.get().tail_after(0);
-        self.keep_mark(cx.cache);
+        (self.direct).keep_mark(self.config.number, &mut self.log, cx.cache);
         let superblock = self.log.get_mut().superblock_for(&tail, true);
         self.closing_superblock = true;
         self.log
@@ -723,7 +750,9 @@ impl Volume {
         let wakeups = [
             self.write_wakeup(),
             self.destage_wakeup(),
-            self.direct_wakeup(),
+            (self.phase == Phase::Open)
+                .then(|| (self.direct).wakeup(&self.config, &self.destaging, &self.port))
+                .flatten(),
             self.memory_wait,
             self.port.watch_at(),
             goes_on.then(|| self.filling.wakeup()).flatten(),
@@ -731,6 +760,17 @@ impl Volume {
             (!self.index.is_settled()).then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
+    }
+
+    /// The policy in effect. It differs from the configuration's while the log is still being emptied, or
+    /// direct writes end.
+    pub fn policy(&self) -> Policy {
+        self.direct.policy()
+    }
+
+    /// Whether the backend was given writes past the log that it has not flushed.
+    pub fn owes_flush(&self) -> bool {
+        self.direct.owes_flush()
     }
 
     /// Where the volume is in its life.
@@ -796,7 +836,7 @@ impl Volume {
         };
         log.check_invariants();
         log.check_allocation();
-        self.check_direct();
+        self.direct.check(&self.log);
         for (range, sequence) in self.index.iter() {
             let entry = log.entry(sequence);
             assert!(

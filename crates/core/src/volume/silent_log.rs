@@ -49,9 +49,10 @@ impl Volume {
                 .refuse(RequestError::Io, &mut self.port, cx);
             self.writes
                 .refuse_admission(RequestError::Io, &mut self.port, cx);
-            self.refuse_what_mark_delays(RequestError::Io, cx);
+            (self.direct).refuse_what_mark_delays(RequestError::Io, &mut self.port, cx);
         }
-        self.refuse_flushes_behind_destage(RequestError::Io, cx);
+        let (direct, mut from) = self.direct_side();
+        direct.refuse_flushes_behind_destage(RequestError::Io, &mut from, cx);
     }
 
     /// The volume closes, and its log is silent: let go of it, as if a write to it had failed.

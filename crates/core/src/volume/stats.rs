@@ -122,7 +122,8 @@ impl Volume {
         stats.warm_left_bytes = self.filling.warm_left_bytes();
         stats.resident_bytes = self.writes.resident.bytes();
         stats.policy = self.policy();
-        stats.policy_remaining_bytes = self.policy_remaining_bytes();
+        stats.policy_remaining_bytes =
+            (self.direct).policy_remaining_bytes(self.config.policy, &self.log);
         if let Some(log) = self.log.if_open() {
             let bytes = log.bytes();
             stats.log_used_blocks = log.used_blocks();

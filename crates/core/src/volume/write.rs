@@ -154,7 +154,9 @@ impl Writes {
                 Admission::Now => {}
                 Admission::At(_) | Admission::Blocked => break,
                 Admission::Full => {
-                    if from.config.when_full == WhenFull::Error && from.destage_gets_nowhere() {
+                    if from.config.when_full == WhenFull::Error
+                        && from.destaging.gets_nowhere(from.health)
+                    {
                         self.refuse_admission(RequestError::LogFull, from.port, cx);
                     }
                     break;
@@ -391,7 +393,8 @@ impl Volume {
             return self.port.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }
         if self.direct.is_direct() && self.writes.admission.is_empty() {
-            return self.write_directly(id, request, cx);
+            let (direct, mut from) = self.direct_side();
+            return direct.write(id, request, &mut from, cx);
         }
         let (writes, mut from) = self.write_side();
         writes.accept(now, id, request, &mut from, cx);
@@ -408,7 +411,8 @@ impl Volume {
             looks_left = looks_left.saturating_sub(self.direct.push_looks());
             let waited = now.since(pending.since);
             self.port.stats.throttled_time = self.port.stats.throttled_time.plus(waited);
-            self.write_directly(pending.id, pending.request, cx);
+            let (direct, mut from) = self.direct_side();
+            direct.write(pending.id, pending.request, &mut from, cx);
         }
         if self.direct.is_direct() {
             return;
@@ -417,16 +421,6 @@ impl Volume {
             let (writes, mut from) = self.write_side();
             writes.admit_waiting(now, &mut from, cx);
         }
-    }
-
-    /// Whether the backend fails what is destaged, or gives no answer.
-    pub(super) fn backend_takes_nothing(&self) -> bool {
-        self.destaging.generation().is_failing() || self.health.backend_is_silent()
-    }
-
-    /// The same, or the log does not give what is to be destaged.
-    pub(super) fn destage_gets_nowhere(&self) -> bool {
-        self.backend_takes_nothing() || self.health.log_is_silent()
     }
 
     pub(super) fn flush(&mut self, id: RequestId, cx: &mut Context<'_>) {
@@ -445,7 +439,8 @@ impl Volume {
         let log = self.log.get_mut();
         log.sync_point();
         let until = log.next_sequence();
-        if self.flush_directly(id, until, cx) {
+        let (direct, mut from) = self.direct_side();
+        if direct.flush(id, until, &mut from, cx) {
             return;
         }
         if self.log.get().durable_sequence() >= until {
@@ -502,9 +497,9 @@ impl Volume {
     pub(super) fn fail_writes(&mut self, cx: &mut Context<'_>) {
         self.log.fail();
         self.refuse_what_waits(cx);
-        self.refuse_unmarked(cx);
+        self.direct.refuse_unmarked(&mut self.port, cx);
         if self.log.is_given_up() {
-            self.refuse_direct(RequestError::ReadOnly, cx);
+            (self.direct).refuse(RequestError::ReadOnly, &mut self.port, cx);
         }
     }
 
@@ -524,7 +519,7 @@ impl Volume {
     pub(super) fn refuse_unanswered_writes(&mut self, error: RequestError, cx: &mut Context<'_>) {
         self.writes.waiters.refuse(error, &mut self.port, cx);
         self.writes.refuse_admission(error, &mut self.port, cx);
-        self.refuse_direct(error, cx);
+        self.direct.refuse(error, &mut self.port, cx);
     }
 
     /// When a superblock is to say where the log ends; none: nothing has to be said, or it cannot be now.
@@ -533,7 +528,9 @@ impl Volume {
             && !self.log.has_failed()
             && !self.log.is_given_up()
             && !self.port.is_fenced();
-        let is_due = is_well && !self.writes_superblock() && self.log.get().end_is_unproven();
+        let is_due = is_well
+            && !self.direct.writes_superblock(&self.writes, &self.destaging)
+            && self.log.get().end_is_unproven();
         is_due.then(|| self.writes.durable_since.plus(END_MARK_AGE))
     }
 

@@ -10,10 +10,10 @@ use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::evict::Kept;
 use crate::base::buf::{Buf, Pool};
 use crate::base::io::{Action, Nanos, Token};
 use crate::base::limits::CACHE_ERRORS_IN_ROW_MAX;
-use crate::cache::index::Line;
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub enum Op {
     Control,
     Segment(usize),
     Compare,
-    Keep { line: Line, key: u64, uses: u8 },
+    Keep(Kept),
 }
 
 impl Op {

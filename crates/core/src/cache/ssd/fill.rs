@@ -1,60 +1,118 @@
-//! Filling, sealing and comparing segments. See the module above.
+//! What is filled and promoted: lines that are new go into open segments, or are found to be here already.
+//!
+//! ```text
+//! new line ──same bytes in memory──────────────────────────────────────────► shared
+//!    │ └────same checksums on the medium──► compared ──same bytes────────────►┘
+//!    │                                         │ others, or none
+//!    └─────────────────────────────────────────┴────────────────────────────► appended, or not taken
+//! ```
+//!
+//! Invariants:
+//! 1. Bytes are shared only once they were compared, never for their checksums alone.
+//! 2. A comparison keeps its segment as it is, and its address may be filled or invalidated meanwhile: then nothing
+//!    comes of it.
+//! 3. While anything is pinned, one segment is left to lines that are kept.
+//! 4. What promotions fetch is promised before; no more is promised than there is room for, unless nothing is under way
+//!    that would make room.
 
-use super::segments::SegmentState;
-use super::store::{NewLine, Store, line_checksums};
-use super::{Action, BLOCK_BYTES, Buf, CACHE_READS_MAX, Line, Op, Ssd, Stream, Token, Vec, mix};
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+use super::device::{Device, Op};
+use super::journal::Journal;
+use super::retention::Retention;
+use super::segments::{SegmentState, Stream};
+use super::store::{Content, NewLine, Store, line_checksums};
+use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::BlockCipher;
 use crate::base::codec::Method;
-use crate::base::io::BlockKey;
+use crate::base::io::{Action, BlockKey, Token};
+use crate::base::limits::{BLOCK_BYTES, CACHE_READS_MAX};
 use crate::cache::SsdTaken;
+use crate::cache::index::Line;
+use crate::cache::packed::Packing;
 
 /// Lines whose bytes are being compared, and the buffers that they hold.
 const COMPARES_MAX: usize = CACHE_READS_MAX / 2;
 
+/// Consecutive blocks that the tier may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill<'a> {
+    /// The address of the first one.
+    pub first: BlockKey,
+    /// Whole blocks, plain.
+    pub data: &'a Buf,
+    /// Compress them so, where that saves something.
+    pub method: Option<Method>,
+    /// The volume's, if it has one.
+    pub cipher: Option<&'a dyn BlockCipher>,
+    /// Whether a promotion asked for them.
+    pub is_promoted: bool,
+}
+
 /// A line that may have the same bytes as one on the medium.
 #[derive(Debug)]
-pub(super) struct Compare {
-    pub(super) key: u64,
+struct Compare {
+    key: u64,
     candidate: Line,
     data: Buf,
     is_promoted: bool,
     token: Option<Token>,
     /// Its address was invalidated meanwhile.
-    pub(super) cancelled: bool,
+    cancelled: bool,
 }
 
-impl Ssd {
-    /// Take the complete lines among consecutive blocks, compressed by `method` if that saves something, and encrypted
-    /// if the volume has a cipher, as far as there is memory. What is promoted is taken for used: in the small stream of
+/// See the module.
+#[derive(Debug)]
+pub struct Filler {
+    pool: Rc<Pool>,
+    line_blocks: u64,
+    compares: Vec<Compare>,
+    /// Lines that promotions are fetching.
+    promised_lines: usize,
+}
+
+impl Filler {
+    /// Nothing is under way. What is encrypted goes to buffers of the pool.
+    pub fn new(pool: Rc<Pool>, line_blocks: usize) -> Self {
+        Self {
+            pool,
+            line_blocks: line_blocks as u64,
+            compares: Vec::new(),
+            promised_lines: 0,
+        }
+    }
+
+    /// Nothing is stored any more that could be compared.
+    pub fn stop(&mut self) {
+        self.compares.clear();
+    }
+
+    /// Take the complete lines among consecutive blocks, compressed if that saves something, and encrypted if the
+    /// volume has a cipher, as far as there is memory. What is promoted is taken for used: in the small stream of
     /// a full tier a promotion of more than that one's share would drive itself out.
     pub fn fill(
         &mut self,
-        first: BlockKey,
-        data: &Buf,
-        method: Option<Method>,
-        cipher: Option<&dyn BlockCipher>,
-        is_promoted: bool,
+        fill: &Fill<'_>,
+        store: &mut Store,
+        retention: &mut Retention,
+        journal: &mut Journal,
+        packing: &mut Packing,
     ) -> SsdTaken {
         let mut taken = SsdTaken::default();
-        let blocks = (data.len() / BLOCK_BYTES) as u64;
-        if !self.takes_lines() || self.refuses(first.0, first.0 + blocks) {
-            return taken;
-        }
-        let line_blocks = self.store.layout.line_blocks as u64;
-        let bytes = self.store.layout.line_bytes();
-        let method = method.filter(|_| self.store.layout.can_pack());
-        let mut key = first.0.next_multiple_of(line_blocks);
-        let mut start = (key - first.0) as usize * BLOCK_BYTES;
-        while start + bytes <= data.len() {
-            let line = data.slice(start..start + bytes);
-            if let Some(stored) = self.stored_line(BlockKey(key), line, method, cipher) {
+        let bytes = store.layout.line_bytes();
+        let mut key = fill.first.0.next_multiple_of(self.line_blocks);
+        let mut start = (key - fill.first.0) as usize * BLOCK_BYTES;
+        while start + bytes <= fill.data.len() {
+            let line = fill.data.slice(start..start + bytes);
+            if let Some(stored) = self.stored_line(BlockKey(key), line, fill, store, packing) {
                 let stored_bytes = stored.len() as u64;
-                if self.fill_line(key, stored, is_promoted) {
+                if self.fill_line(key, stored, fill.is_promoted, store, retention, journal) {
                     taken.plain_bytes += bytes as u64;
                     taken.stored_bytes += stored_bytes;
                 }
             }
-            key += line_blocks;
+            key += self.line_blocks;
             start += bytes;
         }
         taken
@@ -62,19 +120,20 @@ impl Ssd {
 
     /// A line as it is to be stored; `None` if there is no memory.
     fn stored_line(
-        &mut self,
+        &self,
         first: BlockKey,
         line: Buf,
-        method: Option<Method>,
-        cipher: Option<&dyn BlockCipher>,
+        fill: &Fill<'_>,
+        store: &Store,
+        packing: &mut Packing,
     ) -> Option<Buf> {
-        if let Some(method) = method
-            && !(cipher.is_none() && self.can_share_plain(&line))
-            && let Some(packed) = (self.packing).pack(method, &line, first, cipher, &self.pool)
+        if let Some(method) = fill.method.filter(|_| store.layout.can_pack())
+            && !(fill.cipher.is_none() && self.can_share_plain(&line, store))
+            && let Some(packed) = packing.pack(method, &line, first, fill.cipher, &self.pool)
         {
             return Some(packed);
         }
-        let Some(cipher) = cipher else {
+        let Some(cipher) = fill.cipher else {
             return Some(line);
         };
         let mut copy = self.pool.alloc(line.len())?;
@@ -86,27 +145,33 @@ impl Ssd {
     }
 
     /// Whether a line may be here that is not compressed: it is shared then, or found to be here already.
-    fn can_share_plain(&self, line: &[u8]) -> bool {
+    fn can_share_plain(&self, line: &[u8], store: &Store) -> bool {
         let (sums, blocks) = line_checksums(line);
-        self.compares.len() < COMPARES_MAX
-            && self.store.index.find_content(&sums[..blocks]).is_some()
+        self.compares.len() < COMPARES_MAX && store.index.find_content(&sums[..blocks]).is_some()
     }
 
     /// Returns whether the line is new and is taken, or will be if it is shared.
-    fn fill_line(&mut self, key: u64, data: Buf, is_promoted: bool) -> bool {
+    fn fill_line(
+        &mut self,
+        key: u64,
+        data: Buf,
+        is_promoted: bool,
+        store: &mut Store,
+        retention: &mut Retention,
+        journal: &mut Journal,
+    ) -> bool {
         let (sums, blocks) = line_checksums(&data);
         let sums = &sums[..blocks];
-        if let Some(line) = self.store.index.find(key) {
-            if self.store.index.checksums(line) == sums {
+        if let Some(line) = store.index.find(key) {
+            if store.index.checksums(line) == sums {
                 return false;
             }
             // The content has changed, and the invalidation is still to come.
-            let line_blocks = self.store.layout.line_blocks as u64;
-            if let Some(entry) = self.store.unmap(BlockKey(key), line_blocks) {
-                self.journal.record(entry);
+            if let Some(entry) = store.unmap(BlockKey(key), self.line_blocks) {
+                journal.record(entry);
             }
         }
-        let candidate = self.store.index.find_content(sums);
+        let candidate = store.index.find_content(sums);
         let new = |candidate: Option<Line>| NewLine {
             key,
             data: &data,
@@ -119,22 +184,18 @@ impl Ssd {
             }
             // What it is compared for is out of date. It has ended by the time that this could be compared.
             compare.cancelled = true;
-            let stream = self.stream_of_new(key, is_promoted);
-            return self.fill_unshared(stream, new(candidate));
+            let stream = retention.stream_of_new(key, is_promoted);
+            return append(stream, new(candidate), store, retention, journal.content());
         }
         if let Some(candidate) = candidate {
-            match self
-                .store
-                .line_in_memory(candidate)
-                .map(|bytes| bytes == &data[..])
-            {
-                Some(true) if self.store.index.add_alias(key, candidate) => {
-                    self.store.counters.shared_lines += 1;
+            match (store.line_in_memory(candidate)).map(|bytes| bytes == &data[..]) {
+                Some(true) if store.index.add_alias(key, candidate) => {
+                    store.counters.shared_lines += 1;
                     return true;
                 }
                 None if self.compares.len() < COMPARES_MAX => {
-                    let segment = self.store.index.segment_of(candidate);
-                    if self.store.segments.pin(segment) {
+                    let segment = store.index.segment_of(candidate);
+                    if store.segments.pin(segment) {
                         self.compares.push(Compare {
                             key,
                             candidate,
@@ -149,71 +210,38 @@ impl Ssd {
                 _ => {}
             }
         }
-        let stream = self.stream_of_new(key, is_promoted);
-        self.fill_unshared(stream, new(candidate))
+        let stream = retention.stream_of_new(key, is_promoted);
+        append(stream, new(candidate), store, retention, journal.content())
     }
 
-    /// While anything is pinned, one segment is for lines that are kept, which would be lost otherwise.
-    fn kept_free(&self) -> usize {
-        usize::from(!self.pins.is_empty())
-    }
-
-    fn stream_of_new(&mut self, key: u64, is_promoted: bool) -> Stream {
-        let gain = self.gain(BlockKey(key).volume());
-        let is_remembered = self.ghost.remove(mix(key)).is_some() && self.worths.is_drawn(-gain);
-        if is_remembered || is_promoted || self.pins.contains(key) {
-            Stream::Main
-        } else {
-            Stream::Small
-        }
-    }
-
-    fn fill_unshared(&mut self, stream: Stream, new: NewLine<'_>) -> bool {
-        let is_new = !self.store.writer.is_open(stream);
-        if self.store.segments.free() < self.kept_free() + usize::from(is_new)
-            && !self.pins.is_empty()
-        {
-            return false;
-        }
-        let is_taken = self.append(stream, new).is_some();
-        self.store.counters.filled_lines += u64::from(is_taken);
-        is_taken
-    }
-
-    /// Put a line into a stream's open segment; its address leads nowhere yet.
-    pub(super) fn append(&mut self, stream: Stream, new: NewLine<'_>) -> Option<Line> {
-        let line = self.store.append(stream, new, self.journal.content())?;
-        let volume = BlockKey(new.key).volume();
-        self.worths.note(volume, stream as usize);
-        Some(line)
-    }
-
-    /// Whether lines are taken at all.
-    pub fn takes_lines(&self) -> bool {
-        self.is_ready_phase() && !self.closing
-    }
+    // Promotions.
 
     fn lines_for(&self, blocks: u64) -> usize {
-        blocks.div_ceil(self.store.layout.line_blocks as u64) as usize
+        blocks.div_ceil(self.line_blocks) as usize
     }
 
     /// Whether so many blocks can be promoted beside those that are promised, before any of the
     /// writes under way ends. With nothing under way there is no use in waiting.
-    pub fn has_room(&self, blocks: u64) -> bool {
+    pub fn has_room(
+        &self,
+        blocks: u64,
+        is_emptying: bool,
+        store: &Store,
+        retention: &Retention,
+    ) -> bool {
         // What is being emptied is waited for where nothing else is free, and beside pins, since lines that are kept come
         // first there.
-        let needs_emptying = !self.pins.is_empty() || self.store.segments.free() == 0;
-        let is_emptying = needs_emptying && self.emptying.is_some();
-        let is_under_way = self.store.writer.is_writing() || self.promised_lines > 0 || is_emptying;
-        if !self.takes_lines() || !is_under_way {
+        let needs_emptying = retention.has_pins() || store.segments.free() == 0;
+        let is_emptying = needs_emptying && is_emptying;
+        if !store.writer.is_writing() && self.promised_lines == 0 && !is_emptying {
             return true;
         }
-        let free = self.store.segments.free().saturating_sub(self.kept_free());
-        let Store { layout, writer, .. } = &self.store;
-        let left = writer.lines_left(Stream::Main, layout);
-        let left = left.filter(|_| self.store.segments.free() >= self.kept_free());
-        let segments = writer.openable(left.is_some()).min(free);
-        let room = left.unwrap_or(0) + segments * self.store.layout.plain_lines;
+        let kept = retention.segments_kept();
+        let free = store.segments.free().saturating_sub(kept);
+        let left = store.writer.lines_left(Stream::Main, &store.layout);
+        let left = left.filter(|_| store.segments.free() >= kept);
+        let segments = store.writer.openable(left.is_some()).min(free);
+        let room = left.unwrap_or(0) + segments * store.layout.plain_lines;
         self.promised_lines + self.lines_for(blocks) <= room
     }
 
@@ -227,14 +255,30 @@ impl Ssd {
         self.promised_lines = self.promised_lines.saturating_sub(self.lines_for(blocks));
     }
 
-    /// Whether a line is here, or will be once it was compared with another.
-    pub fn has_taken(&self, key: BlockKey) -> bool {
-        let first = self.store.line_key(key);
-        let is_compared = |compare: &Compare| compare.key == first && !compare.cancelled;
-        self.contains(key) || self.compares.iter().any(is_compared)
+    // Comparisons.
+
+    /// Whether the line of an address will be here once it was compared with another.
+    pub fn is_compared(&self, key: u64) -> bool {
+        let mut compares = self.compares.iter();
+        compares.any(|compare| compare.key == key && !compare.cancelled)
     }
 
-    pub(super) fn drive_compares(&mut self, actions: &mut Vec<Action>) {
+    /// Blocks from `first` to `end` were invalidated: what is compared for them is not taken.
+    pub fn invalidate(&mut self, first: u64, end: u64) {
+        for compare in &mut self.compares {
+            let key = compare.key;
+            compare.cancelled |= key < end && first < key + self.line_blocks;
+        }
+    }
+
+    /// Read what is to be compared, as far as there is memory.
+    pub fn drive(
+        &mut self,
+        store: &mut Store,
+        retention: &Retention,
+        device: &mut Device,
+        actions: &mut Vec<Action>,
+    ) {
         let mut index = 0;
         while index < self.compares.len() {
             if self.compares[index].token.is_some() {
@@ -242,13 +286,12 @@ impl Ssd {
                 continue;
             }
             let candidate = self.compares[index].candidate;
-            let bytes = self.store.index.place_of(candidate).bytes();
-            let offset = self.store.line_offset(candidate);
-            let Some(token) = self.device.read(Op::Compare, offset, bytes, actions) else {
+            let bytes = store.index.place_of(candidate).bytes();
+            let offset = store.line_offset(candidate);
+            let Some(token) = device.read(Op::Compare, offset, bytes, actions) else {
                 let given_up = self.compares.swap_remove(index);
-                let segment = self.store.index.segment_of(candidate);
-                self.store.segments.unpin(segment);
-                self.note_untaken(given_up.key);
+                store.segments.unpin(store.index.segment_of(candidate));
+                note_untaken(given_up.key, store, retention);
                 continue;
             };
             self.compares[index].token = Some(token);
@@ -256,45 +299,194 @@ impl Ssd {
         }
     }
 
-    pub(super) fn compare_read(&mut self, token: Token, stored: Option<&[u8]>) {
+    /// A line was read to be compared; without data, that has failed.
+    pub fn line_read(
+        &mut self,
+        token: Token,
+        stored: Option<&[u8]>,
+        is_closing: bool,
+        store: &mut Store,
+        retention: &mut Retention,
+        content: Content,
+    ) {
         let mut compares = self.compares.iter();
         let Some(index) = compares.position(|compare| compare.token == Some(token)) else {
             return;
         };
         let compare = self.compares.swap_remove(index);
-        let segment = self.store.index.segment_of(compare.candidate);
-        self.store.segments.unpin(segment);
-        if self.closing || self.store.index.find(compare.key).is_some() {
+        let segment = store.index.segment_of(compare.candidate);
+        store.segments.unpin(segment);
+        if is_closing || store.index.find(compare.key).is_some() {
             return;
         }
         if compare.cancelled {
-            return self.note_untaken(compare.key);
+            return note_untaken(compare.key, store, retention);
         }
         let (sums, blocks) = line_checksums(&compare.data);
         // The candidate may have lost its last address meanwhile.
-        let still = self.store.index.find_content(&sums[..blocks]);
+        let still = store.index.find_content(&sums[..blocks]);
         if still == Some(compare.candidate)
-            && self.store.segments.state(segment) == SegmentState::Sealed
+            && store.segments.state(segment) == SegmentState::Sealed
             && stored == Some(&compare.data[..])
-            && self.store.index.add_alias(compare.key, compare.candidate)
+            && store.index.add_alias(compare.key, compare.candidate)
         {
-            self.store.counters.shared_lines += 1;
+            store.counters.shared_lines += 1;
             return;
         }
-        let stream = self.stream_of_new(compare.key, compare.is_promoted);
+        let stream = retention.stream_of_new(compare.key, compare.is_promoted);
         let new = NewLine {
             key: compare.key,
             data: &compare.data,
             checksums: &sums[..blocks],
             shareable: still.is_none(),
         };
-        if !self.fill_unshared(stream, new) {
-            self.note_untaken(compare.key);
+        if !append(stream, new, store, retention, content) {
+            note_untaken(compare.key, store, retention);
         }
     }
 
-    /// A line that whoever filled it takes for taken is not here after all: if it is pinned, it is filled again.
-    fn note_untaken(&mut self, key: u64) {
-        self.store.counters.losses += u64::from(self.pins.contains(key));
+    pub fn check_invariants(&self) {
+        assert!(self.compares.len() <= COMPARES_MAX);
+    }
+}
+
+/// Put a line that is not shared into a stream's open segment; whether there was room.
+fn append(
+    stream: Stream,
+    new: NewLine<'_>,
+    store: &mut Store,
+    retention: &mut Retention,
+    content: Content,
+) -> bool {
+    let is_new = !store.writer.is_open(stream);
+    let needed = retention.segments_kept() + usize::from(is_new);
+    if retention.has_pins() && store.segments.free() < needed {
+        return false;
+    }
+    let is_taken = store.append(stream, new, content).is_some();
+    if is_taken {
+        retention.taken(stream, new.key);
+        store.counters.filled_lines += 1;
+    }
+    is_taken
+}
+
+/// A line that whoever filled it takes for taken is not here after all: if it is pinned, it is filled again.
+fn note_untaken(key: u64, store: &mut Store, retention: &Retention) {
+    store.counters.losses += u64::from(retention.is_pinned(key));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::ssd::rig;
+
+    struct Rig {
+        filler: Filler,
+        retention: Retention,
+        store: Store,
+        journal: Journal,
+        device: Device,
+        actions: Vec<Action>,
+    }
+
+    impl Rig {
+        /// A tier with lines from number 0 on in a segment of the main stream on the medium.
+        fn new() -> Self {
+            let mut store = rig::store();
+            rig::seal_segment(&mut store, Stream::Main, 0);
+            Self {
+                filler: Filler::new(rig::pool(), rig::CONFIG.line_blocks),
+                retention: Retention::new(0),
+                store,
+                journal: rig::journal(),
+                device: rig::device(),
+                actions: Vec::new(),
+            }
+        }
+
+        /// Fill the line of an address with the bytes of a number; whether it is taken.
+        fn fill(&mut self, address: u64, number: u64) -> bool {
+            let mut buf = rig::pool().alloc(self.store.layout.line_bytes()).unwrap();
+            buf.copy_from_slice(&rig::line(number));
+            let fill = Fill {
+                first: BlockKey(rig::key(address)),
+                data: &buf.freeze(),
+                method: None,
+                cipher: None,
+                is_promoted: false,
+            };
+            let (store, retention) = (&mut self.store, &mut self.retention);
+            let mut packing = Packing::default();
+            let taken =
+                (self.filler).fill(&fill, store, retention, &mut self.journal, &mut packing);
+            taken.plain_bytes > 0
+        }
+
+        /// Read what is compared, and find the bytes of these numbers.
+        fn compare(&mut self, found: &[u64]) {
+            let (store, retention) = (&mut self.store, &mut self.retention);
+            (self.filler).drive(store, retention, &mut self.device, &mut self.actions);
+            let asked = core::mem::take(&mut self.actions);
+            assert_eq!(asked.len(), found.len());
+            for (action, &number) in asked.iter().zip(found) {
+                let &Action::CacheRead { token, .. } = action else {
+                    panic!("{action:?}");
+                };
+                let (store, retention) = (&mut self.store, &mut self.retention);
+                let (data, content) = (rig::line(number), rig::content());
+                (self.filler).line_read(token, Some(&data), false, store, retention, content);
+            }
+        }
+
+        fn find(&self, address: u64) -> Option<Line> {
+            self.store.find(rig::key(address))
+        }
+    }
+
+    #[test]
+    fn filler_shares_a_line_once_its_bytes_were_compared() {
+        let mut rig = Rig::new();
+        assert!(rig.fill(1_000, 5) && rig.fill(1_001, 6) && rig.fill(1_002, 7));
+        assert!(rig.find(1_000).is_none() && rig.filler.is_compared(rig::key(1_000)));
+        rig.filler.invalidate(rig::key(1_002) + 3, rig::key(1_003));
+        assert!(!rig.filler.is_compared(rig::key(1_002)));
+        // The second has the checksums of what is on the medium, and not its bytes.
+        rig.compare(&[5, 9, 7]);
+        assert_eq!(rig.find(1_000), rig.find(5));
+        assert!(rig.find(1_001).is_some() && rig.find(1_001) != rig.find(6));
+        assert_eq!(rig.find(1_002), None);
+        assert_eq!(rig.store.counters.shared_lines, 1);
+    }
+
+    #[test]
+    fn filler_compares_no_more_lines_than_it_may() {
+        let mut rig = Rig::new();
+        for number in 0..=COMPARES_MAX as u64 {
+            assert!(rig.fill(1_000 + number, number));
+            rig.filler.check_invariants();
+        }
+        assert!(
+            rig.find(1_000 + COMPARES_MAX as u64).is_some(),
+            "not shared"
+        );
+        rig.filler.stop();
+        assert!(!rig.filler.is_compared(rig::key(1_000)));
+    }
+
+    #[test]
+    fn filler_promises_no_more_than_there_is_room_for() {
+        let mut rig = Rig::new();
+        let has_room = |rig: &Rig, blocks| {
+            let (store, retention) = (&rig.store, &rig.retention);
+            (rig.filler).has_room(blocks, false, store, retention)
+        };
+        assert!(has_room(&rig, u64::MAX), "nothing is under way");
+        rig.filler.promise(4);
+        let segment = rig.store.layout.room_blocks() as u64;
+        let room = segment * rig.store.writer.openable(false) as u64;
+        assert!(has_room(&rig, room - 4) && !has_room(&rig, room));
+        rig.filler.end_promise(4);
+        assert!(has_room(&rig, room + 4));
     }
 }

@@ -1,32 +1,81 @@
-//! Reading the tier at start: superblocks, footers, journal. See the module above.
+//! Reading the tier at start: what the medium holds, entered into the store.
+//!
+//! ```text
+//! Superblocks ──► Footers ──► Journal ──► warm
+//!   │   └────────────┴───────────┴──────► cold: the medium is made anew
+//!   └───────────────────────────────────► newer: it is left alone
+//! ```
 //!
 //! Footers come first and fill the index; then the journal is read once, in order. What it voids of segments is
 //! applied as it comes; ranges are gathered, some ten bytes for each, and applied in one walk over the lines, in
 //! bounded steps: so a start takes no longer for many of them, or for long ones.
 //!
-//! Whatever cannot be told for sure makes the start cold: a damaged superblock, a journal block
-//! that may have held entries, a gap. A footer that cannot be read is voided by an entry, in
-//! case it can be read next time.
+//! Invariants:
+//! 1. Each superblock has a read of its own, so that none that goes wrong hides them both.
+//! 2. Whatever cannot be told for sure makes the start cold: a damaged superblock, a journal block that may have held
+//!    entries, a gap. A footer that cannot be read is voided by an entry, in case it can be read next time.
+//! 3. A start writes nothing. What it finds to be void beyond what the medium says, it records in the queue of the
+//!    journal.
+//! 4. No more than [`CACHE_READS_MAX`] reads are under way.
 
-use super::{
-    Action, BLOCK_BYTES, Burn, CACHE_READS_MAX, Entry, ExtentIndex, Line, Op, Phase, Ssd,
-    SsdFailure, Stream, Vec,
-};
+use alloc::vec::Vec;
+
+use super::device::{Device, Op};
+use super::journal::Journal;
+use super::segments::Stream;
+use super::store::Store;
 use crate::base::error::FormatError;
-use crate::base::io::SectorRange;
-use crate::base::limits::{CACHE_FOOTERS_DOUBTED, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX};
+use crate::base::io::{Action, SectorRange};
+use crate::base::limits::{
+    BLOCK_BYTES, CACHE_FOOTERS_DOUBTED, CACHE_READS_MAX, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX,
+};
 use crate::cache::footer::{self, FooterLine, FooterLines};
-use crate::cache::journal::{EpochScan, Layout};
+use crate::cache::index::Line;
+use crate::cache::journal::{Entry, EpochScan, Layout};
 use crate::cache::root::{Root, Verdict};
 use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
+use crate::log::extent_index::ExtentIndex;
 
 /// Blocks of the journal that are read at once.
 const CHUNK_BLOCKS: u64 = 16;
 const INCARNATION_MAX: u64 = (1 << (64 - CACHE_START_SHIFT)) - 2;
 
+/// What a start comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loaded {
+    /// What counts of the medium is in the store.
+    Warm,
+    /// Nothing of it counts. A format of this number was never used here.
+    Cold { format: u64 },
+    /// A newer program has made it: it is not to be overwritten.
+    Newer,
+}
+
+impl Loaded {
+    /// Cold, though the superblocks are good: the format after theirs.
+    fn anew(journal: &Journal) -> Self {
+        Self::Cold {
+            format: journal.root().format + 1,
+        }
+    }
+}
+
+/// What is being read.
+#[derive(Debug)]
+enum Stage {
+    /// The blocks of those that were read, one behind the other.
+    Superblocks(Vec<u8>),
+    Footers {
+        next: usize,
+        /// Those that seem blank before the end of what was written are read again: it may have been the read.
+        again: bool,
+    },
+    Journal(Scan),
+}
+
 /// How far the journal is read.
 #[derive(Debug)]
-pub(super) struct Scan {
+struct Scan {
     epoch: EpochScan,
     waiting: bool,
 }
@@ -49,6 +98,69 @@ enum Footer {
     Unknown,
     /// See [`FooterFound::Ahead`].
     Ahead,
+}
+
+impl Footer {
+    /// Enter the lines of a footer into the store.
+    fn enter(number: usize, data: &[u8], store: &mut Store, journal: &mut Journal) -> Self {
+        let found = read_footer(
+            &store.layout,
+            journal.config().uuid,
+            journal.root(),
+            number,
+            data,
+        );
+        let (sequence, stream, lines) = match found {
+            FooterFound::Blank | FooterFound::Void => return Self::Known,
+            FooterFound::Damaged(_) => return Self::Unknown,
+            FooterFound::Ahead => return Self::Ahead,
+            FooterFound::Lines {
+                sequence,
+                stream,
+                lines,
+            } => (sequence, stream, lines),
+        };
+        let line_blocks = store.layout.line_blocks;
+        let stream = if stream == 0 {
+            Stream::Small
+        } else {
+            Stream::Main
+        };
+        store.segments.found(number, sequence, stream);
+        for (
+            slot,
+            FooterLine {
+                key,
+                place,
+                checksums,
+            },
+        ) in lines.iter().enumerate()
+        {
+            if key == u64::MAX {
+                continue;
+            }
+            let line = store.index.line_at(number, slot);
+            let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
+            // Two footers name the address: one of a segment that was being reused. The older
+            // line would come back unnoticed if the newer one went first.
+            if let Some(other) = store.index.find(key) {
+                let rival = store.segments.sequence(store.index.segment_of(other));
+                journal.record(Entry::Range {
+                    first: key,
+                    blocks: line_blocks as u64,
+                    upto: rival.min(sequence),
+                });
+                if rival >= sequence {
+                    store.index.place_void(line, key, place.first, &sums);
+                    continue;
+                }
+                store.index.unmap_primary(other);
+            }
+            let shareable = store.index.find_content(&sums).is_none();
+            store.index.place(line, key, place.first, &sums, shareable);
+        }
+        Self::Known
+    }
 }
 
 /// What the last block of a segment turned out to be.
@@ -112,223 +224,251 @@ pub fn read_footer<'a>(
     }
 }
 
-impl Ssd {
-    pub(super) fn read_superblocks(&mut self, actions: &mut Vec<Action>) {
-        if let Phase::Superblocks(blocks) = &self.phase
-            && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
-            && self.device.under_way() == 0
-        {
-            let offset = place * BLOCK_BYTES as u64;
-            (self.device).read(Op::Superblock, offset, BLOCK_BYTES, actions);
+/// See the module.
+#[derive(Debug)]
+pub struct Load {
+    stage: Stage,
+    /// What the journal that is being read voids: of each range, lines of segments up to a number.
+    voids: ExtentIndex,
+    /// Once all of that is known, the line at which the walk goes on that voids it.
+    void_at: Option<usize>,
+}
+
+impl Load {
+    /// Nothing is read yet.
+    pub fn new() -> Self {
+        Self {
+            stage: Stage::Superblocks(Vec::new()),
+            voids: ExtentIndex::default(),
+            void_at: None,
         }
     }
 
-    pub(super) fn superblock_read(&mut self, data: Option<&[u8]>) {
-        let (Phase::Superblocks(blocks), Some(data)) = (&mut self.phase, data) else {
-            return;
+    /// Whether the superblocks were read. Without them, no number is known that would void them for sure.
+    pub fn has_superblocks(&self) -> bool {
+        !matches!(self.stage, Stage::Superblocks(_))
+    }
+
+    /// Whether lines are still to be voided.
+    pub fn is_voiding(&self) -> bool {
+        self.void_at.is_some()
+    }
+
+    /// What was looked at so far, where that is counted.
+    pub fn work(&self) -> u64 {
+        self.voids.work()
+    }
+
+    /// Read what can be read now.
+    pub fn drive(
+        &mut self,
+        store: &mut Store,
+        journal: &mut Journal,
+        device: &mut Device,
+        actions: &mut Vec<Action>,
+    ) -> Option<Loaded> {
+        match self.stage {
+            Stage::Superblocks(_) => {
+                self.read_superblocks(device, actions);
+                None
+            }
+            // Too much was invalidated meanwhile to be recorded.
+            _ if journal.renews() => Some(Loaded::anew(journal)),
+            Stage::Footers { .. } => self.read_footers(store, journal, device, actions),
+            Stage::Journal(_) => self.read_journal(store, journal, device, actions),
+        }
+    }
+
+    /// One of its reads has ended; without data, it has failed.
+    pub fn completed(
+        &mut self,
+        op: &Op,
+        data: Option<&[u8]>,
+        store: &mut Store,
+        journal: &mut Journal,
+    ) -> Option<Loaded> {
+        match op {
+            Op::Superblock => self.superblock_read(data, store, journal),
+            Op::Footer(segment) => self.footer_read(*segment, data, store, journal),
+            Op::Journal => self.journal_read(data, store, journal),
+            _ => None,
+        }
+    }
+
+    fn read_superblocks(&mut self, device: &mut Device, actions: &mut Vec<Action>) {
+        if let Stage::Superblocks(blocks) = &self.stage
+            && let Some(place) = CACHE_SUPERBLOCK_BLOCKS.get(blocks.len() / BLOCK_BYTES)
+            && device.under_way() == 0
+        {
+            let offset = place * BLOCK_BYTES as u64;
+            device.read(Op::Superblock, offset, BLOCK_BYTES, actions);
+        }
+    }
+
+    fn superblock_read(
+        &mut self,
+        data: Option<&[u8]>,
+        store: &mut Store,
+        journal: &mut Journal,
+    ) -> Option<Loaded> {
+        let (Stage::Superblocks(blocks), Some(data)) = (&mut self.stage, data) else {
+            return None;
         };
         blocks.extend_from_slice(data);
         if blocks.len() < CACHE_SUPERBLOCK_BLOCKS.len() * BLOCK_BYTES {
-            return;
+            return None;
         }
-        match Root::judge(self.journal.config(), blocks) {
+        match Root::judge(journal.config(), blocks) {
             Verdict::Warm(root) if root.incarnation < INCARNATION_MAX => {
-                self.forget_all();
-                self.journal.found(root);
-                self.phase = Phase::Footers {
+                store.clear();
+                journal.restart();
+                journal.found(root);
+                self.stage = Stage::Footers {
                     next: 0,
                     again: false,
                 };
+                None
             }
-            // Nothing is written, not even to say that it does not count: it gets another identity.
-            Verdict::Newer => self.give_up(SsdFailure::Newer, Burn::Wanted(0)),
-            Verdict::Warm(root) => self.start_forming(root.format + 1),
-            Verdict::Cold { format } => self.start_forming(format),
+            Verdict::Newer => Some(Loaded::Newer),
+            Verdict::Warm(root) => Some(Loaded::Cold {
+                format: root.format + 1,
+            }),
+            Verdict::Cold { format } => Some(Loaded::Cold { format }),
         }
     }
 
-    /// Make the region anew: nothing on it counts.
-    pub(super) fn start_forming(&mut self, format: u64) {
-        self.forget_all();
-        self.journal.form(format);
-        self.phase = Phase::Forming { begun: false };
-    }
-
-    pub(super) fn read_footers(&mut self, actions: &mut Vec<Action>) {
-        let Phase::Footers { mut next, again } = self.phase else {
-            return;
+    fn read_footers(
+        &mut self,
+        store: &mut Store,
+        journal: &mut Journal,
+        device: &mut Device,
+        actions: &mut Vec<Action>,
+    ) -> Option<Loaded> {
+        let Stage::Footers { mut next, again } = self.stage else {
+            return None;
         };
         let end = if again {
             // Segments are written in this order at first, so what is blank behind them was not written.
-            let used = self.store.segments.found_end();
-            self.store.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
+            let used = store.segments.found_end();
+            store.segments.len().min(used + CACHE_FOOTERS_DOUBTED)
         } else {
-            self.store.segments.len()
+            store.segments.len()
         };
-        while next < end && self.device.under_way() < CACHE_READS_MAX {
-            if again && self.store.segments.sequence(next) > 0 {
+        while next < end && device.under_way() < CACHE_READS_MAX {
+            if again && store.segments.sequence(next) > 0 {
                 next += 1;
                 continue;
             }
-            let offset = self.store.layout.footer_offset(next);
+            let offset = store.layout.footer_offset(next);
             let op = Op::Footer(next);
-            if (self.device.read(op, offset, BLOCK_BYTES, actions)).is_none() {
+            if (device.read(op, offset, BLOCK_BYTES, actions)).is_none() {
                 break;
             }
             next += 1;
         }
-        self.phase = Phase::Footers { next, again };
-        if next < end || self.device.under_way() > 0 {
-            return;
+        self.stage = Stage::Footers { next, again };
+        if next < end || device.under_way() > 0 {
+            return None;
         }
         if again {
-            self.phase = Phase::Journal(Scan::new(
-                self.journal.root(),
-                self.journal.root().journal_first,
-            ));
-            self.read_journal(actions);
+            let root = journal.root();
+            self.stage = Stage::Journal(Scan::new(root, root.journal_first));
+            self.read_journal(store, journal, device, actions)
         } else {
-            self.phase = Phase::Footers {
+            self.stage = Stage::Footers {
                 next: 0,
                 again: true,
             };
-            self.read_footers(actions);
+            self.read_footers(store, journal, device, actions)
         }
     }
 
-    pub(super) fn footer_read(&mut self, number: usize, data: Option<&[u8]>) {
-        if !matches!(self.phase, Phase::Footers { .. }) {
-            return;
+    fn footer_read(
+        &self,
+        number: usize,
+        data: Option<&[u8]>,
+        store: &mut Store,
+        journal: &mut Journal,
+    ) -> Option<Loaded> {
+        if !matches!(self.stage, Stage::Footers { .. }) {
+            return None;
         }
-        let found = data.map_or(Footer::Unknown, |data| self.take_footer(number, data));
+        let found = data.map_or(Footer::Unknown, |data| {
+            Footer::enter(number, data, store, journal)
+        });
         if found == Footer::Ahead {
-            return self.start_forming(self.journal.root().format + 1);
+            return Some(Loaded::anew(journal));
         }
         if found == Footer::Unknown {
             // In case it is readable next time.
-            let sequence = (self.journal.root().incarnation + 1) << CACHE_START_SHIFT;
-            self.store.segments.found_void(number, sequence);
-            self.journal.record(Entry::Segment {
+            let sequence = (journal.root().incarnation + 1) << CACHE_START_SHIFT;
+            store.segments.found_void(number, sequence);
+            journal.record(Entry::Segment {
                 segment: number as u32,
                 sequence,
                 void: 0,
             });
         }
+        None
     }
 
-    /// Enter the lines of a footer.
-    fn take_footer(&mut self, number: usize, data: &[u8]) -> Footer {
-        let found = read_footer(
-            &self.store.layout,
-            self.journal.config().uuid,
-            self.journal.root(),
-            number,
-            data,
-        );
-        let (sequence, stream, lines) = match found {
-            FooterFound::Blank | FooterFound::Void => return Footer::Known,
-            FooterFound::Damaged(_) => return Footer::Unknown,
-            FooterFound::Ahead => return Footer::Ahead,
-            FooterFound::Lines {
-                sequence,
-                stream,
-                lines,
-            } => (sequence, stream, lines),
+    fn read_journal(
+        &mut self,
+        store: &mut Store,
+        journal: &mut Journal,
+        device: &mut Device,
+        actions: &mut Vec<Action>,
+    ) -> Option<Loaded> {
+        let half_blocks = store.layout.half_blocks;
+        let Stage::Journal(scan) = &mut self.stage else {
+            return None;
         };
-        let line_blocks = self.store.layout.line_blocks;
-        let stream = if stream == 0 {
-            Stream::Small
-        } else {
-            Stream::Main
-        };
-        self.store.segments.found(number, sequence, stream);
-        for (
-            slot,
-            FooterLine {
-                key,
-                place,
-                checksums,
-            },
-        ) in lines.iter().enumerate()
-        {
-            if key == u64::MAX {
-                continue;
-            }
-            let line = self.store.index.line_at(number, slot);
-            let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
-            // Two footers name the address: one of a segment that was being reused. The older
-            // line would come back unnoticed if the newer one went first.
-            if let Some(other) = self.store.index.find(key) {
-                let rival = self
-                    .store
-                    .segments
-                    .sequence(self.store.index.segment_of(other));
-                self.journal.record(Entry::Range {
-                    first: key,
-                    blocks: line_blocks as u64,
-                    upto: rival.min(sequence),
-                });
-                if rival >= sequence {
-                    self.store.index.place_void(line, key, place.first, &sums);
-                    continue;
-                }
-                self.store.index.unmap_primary(other);
-            }
-            let shareable = self.store.index.find_content(&sums).is_none();
-            self.store
-                .index
-                .place(line, key, place.first, &sums, shareable);
-        }
-        Footer::Known
-    }
-
-    pub(super) fn read_journal(&mut self, actions: &mut Vec<Action>) {
-        let half_blocks = self.store.layout.half_blocks;
-        let Phase::Journal(scan) = &mut self.phase else {
-            return;
-        };
-        if scan.waiting || self.device.under_way() > 0 {
-            return;
+        if scan.waiting || device.under_way() > 0 {
+            return None;
         }
         if scan.epoch.next() >= half_blocks {
-            self.journal
-                .found_end(scan.epoch.used_blocks(), scan.epoch.stamp());
-            if scan.epoch.epoch() < self.journal.root().journal_last {
-                *scan = Scan::new(self.journal.root(), scan.epoch.epoch() + 1);
+            journal.found_end(scan.epoch.used_blocks(), scan.epoch.stamp());
+            if scan.epoch.epoch() < journal.root().journal_last {
+                *scan = Scan::new(journal.root(), scan.epoch.epoch() + 1);
             } else {
                 // What this step does not come to follows in the next ones.
                 self.void_at.get_or_insert(0);
-                self.void_some(CACHE_STEP_PLACES_MAX);
-                return;
+                return self.void_some(CACHE_STEP_PLACES_MAX, store);
             }
         }
         let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
         let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
-        let offset = self.store.layout.journal_offset(epoch, index);
+        let offset = store.layout.journal_offset(epoch, index);
         let bytes = blocks as usize * BLOCK_BYTES;
-        let read = self.device.read(Op::Journal, offset, bytes, actions);
+        let read = device.read(Op::Journal, offset, bytes, actions);
         scan.waiting = read.is_some();
+        None
     }
 
-    pub(super) fn journal_read(&mut self, data: Option<&[u8]>) {
-        let Phase::Journal(scan) = &mut self.phase else {
-            return;
+    fn journal_read(
+        &mut self,
+        data: Option<&[u8]>,
+        store: &mut Store,
+        journal: &Journal,
+    ) -> Option<Loaded> {
+        let Stage::Journal(scan) = &mut self.stage else {
+            return None;
         };
         scan.waiting = false;
         let Some(data) = data else {
-            return self.start_forming(self.journal.root().format + 1);
+            return Some(Loaded::anew(journal));
         };
         let blocks = data.chunks_exact(BLOCK_BYTES);
         let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
-        let sound = entries
-            .is_some_and(|blocks| blocks.into_iter().flatten().all(|entry| self.apply(entry)));
-        if !sound {
-            self.start_forming(self.journal.root().format + 1);
-        }
+        let sound = entries.is_some_and(|blocks| {
+            let mut entries = blocks.into_iter().flatten();
+            entries.all(|entry| self.apply(entry, store))
+        });
+        (!sound).then(|| Loaded::anew(journal))
     }
 
     /// Void what an entry of the journal voids; false if it makes no sense.
-    fn apply(&mut self, entry: Entry) -> bool {
+    fn apply(&mut self, entry: Entry, store: &mut Store) -> bool {
         match entry {
             Entry::Range {
                 first,
@@ -351,20 +491,18 @@ impl Ssd {
                 void,
             } => {
                 let number = segment as usize;
-                if number >= self.store.segments.len() {
+                if number >= store.segments.len() {
                     return false;
                 }
-                let found = self.store.segments.sequence(number);
+                let found = store.segments.sequence(number);
                 if found < sequence {
-                    self.store.segments.found_void(number, sequence);
-                    self.store.index.clear_segment(number);
+                    store.segments.found_void(number, sequence);
+                    store.index.clear_segment(number);
                 } else if found == sequence {
-                    for slot in (0..self.store.layout.lines_per_segment)
-                        .filter(|slot| void >> slot & 1 == 1)
+                    for slot in
+                        (0..store.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
                     {
-                        self.store
-                            .index
-                            .unmap_primary(self.store.index.line_at(number, slot));
+                        store.index.unmap_primary(store.index.line_at(number, slot));
                     }
                 }
             }
@@ -373,80 +511,140 @@ impl Ssd {
     }
 
     /// Void what the journal says in so many lines more: one walk for all of its entries.
-    pub(super) fn void_some(&mut self, lines_max: usize) {
-        let Some(from) = self
-            .void_at
-            .filter(|_| matches!(self.phase, Phase::Journal(_)))
-        else {
-            return;
-        };
-        let lines = self.store.index.lines();
+    pub fn void_some(&mut self, lines_max: usize, store: &mut Store) -> Option<Loaded> {
+        let from = self.void_at?;
+        let lines = store.index.lines();
         let to = lines.min(from.saturating_add(lines_max));
-        let line_blocks = self.store.layout.line_blocks as u64;
+        let line_blocks = store.layout.line_blocks as u64;
         for line in (from..to).map(|number| Line(number as u32)) {
-            let Some(key) = self.store.index.primary(line) else {
+            let Some(key) = store.index.primary(line) else {
                 continue;
             };
-            let sequence = self
-                .store
-                .segments
-                .sequence(self.store.index.segment_of(line));
+            let sequence = store.segments.sequence(store.index.segment_of(line));
             let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
             if voids.any(|(_, upto)| sequence <= upto) {
                 drop(voids);
-                self.store.index.unmap_primary(line);
+                store.index.unmap_primary(line);
             }
         }
         self.void_at = Some(to);
-        if to == lines {
+        (to == lines).then(|| {
             (self.voids, self.void_at) = (ExtentIndex::default(), None);
-            self.finish_loading();
+            store.segments.queue_found();
+            Loaded::Warm
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::io::Token;
+    use crate::cache::ssd::rig;
+
+    /// The reads that a load asks for, answered one after the other.
+    struct Rig {
+        load: Load,
+        store: Store,
+        journal: Journal,
+        device: Device,
+        actions: Vec<Action>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            Self {
+                load: Load::new(),
+                store: rig::store(),
+                journal: rig::journal(),
+                device: rig::device(),
+                actions: Vec::new(),
+            }
         }
-    }
 
-    fn finish_loading(&mut self) {
-        self.store.segments.queue_found();
-        self.phase = Phase::Starting;
-    }
-
-    pub(super) fn serve_cold(&mut self) {
-        self.journal.begin_empty();
-        self.ties.begin_empty();
-        self.store.segments.begin(self.journal.root().incarnation);
-        self.phase = Phase::Ready;
-    }
-
-    pub(super) fn serve_warm(&mut self) {
-        self.store.segments.begin(self.journal.root().incarnation);
-        self.phase = Phase::Ready;
-        if self.journal.renews() {
-            // Too many invalidations came meanwhile to be recorded: none of the content is used.
-            self.forget_all();
-            // The medium holds what their logs know better until the superblocks say that all of it is void.
-            self.ties.begin_forgotten(self.journal.queued());
-            return;
+        fn drive(&mut self) -> Option<Loaded> {
+            let (store, journal) = (&mut self.store, &mut self.journal);
+            (self.load).drive(store, journal, &mut self.device, &mut self.actions)
         }
-        // What was invalidated since the start.
-        for (first, blocks) in self.journal.take_early() {
-            let end = first.saturating_add(blocks);
-            if blocks > self.probes_max as u64 {
-                if let Some((first, end)) = self.store.forget_lines(first, end) {
-                    self.journal.record(Entry::Range {
-                        first,
-                        blocks: end - first,
-                        upto: self.store.segments.next_sequence() - 1,
-                    });
+
+        /// Answer all that is asked; `medium` says what lies at an offset, if that can be read. What the load came to,
+        /// and how many reads were under way at most.
+        fn run(&mut self, medium: impl Fn(u64, &mut [u8]) -> bool) -> (Loaded, usize) {
+            let mut most = 0;
+            loop {
+                if let Some(loaded) = self.drive() {
+                    return (loaded, most);
                 }
-                continue;
-            }
-            for key in self.store.index.addresses_in(first, end) {
-                self.store.index.unmap(key);
+                most = most.max(self.device.under_way());
+                let asked = core::mem::take(&mut self.actions);
+                for action in asked {
+                    if let Some(loaded) = self.answer(action, &medium) {
+                        return (loaded, most);
+                    }
+                }
             }
         }
-        self.store.counters.warm_lines = self.store.index.used_lines() as u64;
-        self.journal.resume_checkpoint();
-        for volume in self.ties.take_untied(&self.journal) {
-            self.forget_untied(volume);
+
+        fn answer(
+            &mut self,
+            action: Action,
+            medium: &impl Fn(u64, &mut [u8]) -> bool,
+        ) -> Option<Loaded> {
+            let Action::CacheRead {
+                token: Token(token),
+                offset,
+                mut buf,
+            } = action
+            else {
+                panic!("a start writes nothing: {action:?}");
+            };
+            buf.fill(0);
+            let is_good = medium(offset, &mut buf);
+            let op = self.device.end(Token(token)).unwrap();
+            let data = is_good.then_some(&buf[..]);
+            (self.load).completed(&op, data, &mut self.store, &mut self.journal)
         }
+    }
+
+    /// Good superblocks in front of a medium that is blank.
+    fn blank(offset: u64, buf: &mut [u8]) -> bool {
+        let place = offset / BLOCK_BYTES as u64;
+        if let Some(number) = CACHE_SUPERBLOCK_BLOCKS.iter().position(|&b| b == place) {
+            let root = Root::fresh(3, false);
+            let sequence = root.sequence + number as u64;
+            Root { sequence, ..root }.write(&rig::CONFIG, buf);
+        }
+        true
+    }
+
+    #[test]
+    fn load_of_no_superblocks_is_cold() {
+        let mut rig = Rig::new();
+        let (loaded, most) = rig.run(|_, _| true);
+        assert_eq!((loaded, most), (Loaded::Cold { format: 1 }, 1));
+        assert!(!rig.load.has_superblocks());
+    }
+
+    #[test]
+    fn load_reads_footers_then_journal_and_bounds_its_reads() {
+        let mut rig = Rig::new();
+        let (loaded, most) = rig.run(blank);
+        assert_eq!((loaded, most), (Loaded::Warm, CACHE_READS_MAX));
+        assert!(rig.load.has_superblocks() && !rig.load.is_voiding());
+        assert_eq!(rig.store.segments.free(), rig.store.segments.len());
+        assert_eq!(rig.journal.queued(), 0, "nothing is void");
+    }
+
+    #[test]
+    fn load_without_its_journal_is_cold_and_without_a_footer_voids_a_segment() {
+        let footer = rig::layout().footer_offset(2);
+        let mut rig = Rig::new();
+        let (loaded, _) = rig.run(|offset, buf| blank(offset, buf) && offset != footer);
+        assert_eq!((loaded, rig.journal.queued()), (Loaded::Warm, 1));
+        assert!(rig.store.segments.sequence(2) > 0);
+        let journal = rig::layout().journal_offset(1, 0);
+        let mut rig = Rig::new();
+        let (loaded, _) = rig.run(|offset, buf| blank(offset, buf) && offset != journal);
+        assert_eq!(loaded, Loaded::Cold { format: 4 });
     }
 }

@@ -76,7 +76,7 @@ impl Ssd {
     /// See [`super::super::ReadCache::finish_scrub`].
     pub fn finish_scrub(&mut self, read: &SsdRead, data: Option<&[u8]>) -> u64 {
         if self.store.is_given_up() {
-            self.cancel(read);
+            self.store.cancel(read);
             return 0;
         }
         let line = Line(read.line);
@@ -96,7 +96,7 @@ impl Ssd {
             }
             None => self.store.layout.line_blocks as u64,
         };
-        self.cancel(read);
+        self.store.cancel(read);
         self.count_outcome(false, data.is_some());
         if bad > 0 {
             self.store.counters.corrupt_blocks += if data.is_some() { bad } else { 0 };

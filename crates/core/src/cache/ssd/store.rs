@@ -173,6 +173,27 @@ impl Store {
         has_checksums(data, expected)
     }
 
+    // How much of a segment lines take.
+
+    /// The share that is a whole segment.
+    pub fn whole_segment(&self) -> usize {
+        self.layout.room_blocks() * self.layout.lines_per_segment
+    }
+
+    /// The share of a segment that a line has: of its blocks or of its lines, whichever is more.
+    pub fn share_of(&self, line: Line) -> usize {
+        let blocks = usize::from(self.index.place_of(line).blocks);
+        (blocks * self.layout.lines_per_segment).max(self.layout.room_blocks())
+    }
+
+    /// The share of a segment that the lines have whose bits are set.
+    pub fn share_of_bits(&self, segment: usize, bits: u128) -> usize {
+        (0..self.layout.lines_per_segment)
+            .filter(|&slot| bits >> slot & 1 == 1)
+            .map(|slot| self.share_of(self.index.line_at(segment, slot)))
+            .sum()
+    }
+
     // Reading.
 
     /// Find a block and count a use of its line; what is in memory is decrypted, what is on the device is not.

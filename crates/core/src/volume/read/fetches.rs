@@ -12,6 +12,7 @@ use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
 use crate::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use crate::cache::SsdTaken;
+use crate::volume::filling::Filling;
 use crate::volume::op::Op;
 use crate::volume::{CachedBlocks, Context};
 
@@ -178,8 +179,15 @@ impl Reads {
         }
     }
 
-    /// The backend's content of `range` has changed: fetches that overlap it are stale.
-    pub(in crate::volume) fn mark_stale(&mut self, range: SectorRange) {
+    /// The backend's content of `range` has changed: fetches that overlap it are stale, and what is to be kept of it is
+    /// to be filled again.
+    pub(in crate::volume) fn mark_fetches_stale(
+        &mut self,
+        range: SectorRange,
+        filling: &mut Filling,
+        now: Nanos,
+    ) {
+        filling.note_forgotten(range, now);
         for (_, fetch) in &mut self.fetches {
             let covered = SectorRange::new(
                 fetch.first_block * BLOCK_SECTORS,

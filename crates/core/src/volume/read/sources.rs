@@ -158,10 +158,4 @@ impl Volume {
             None => reads.finish_read(read, &mut from, cx),
         }
     }
-
-    /// The backend's content of `range` has changed: fetches that overlap it are stale.
-    pub(in crate::volume) fn mark_fetches_stale(&mut self, range: SectorRange) {
-        self.reads.mark_stale(range);
-        self.filling.note_forgotten(range, self.port.now);
-    }
 }

@@ -54,20 +54,6 @@ impl Room<'_> {
 }
 
 impl WriteSources<'_> {
-    /// Whether what is in the log does not get to the backend.
-    pub(super) fn destage_gets_nowhere(&self) -> bool {
-        self.destaging.generation().is_failing()
-            || self.health.backend_is_silent()
-            || self.health.log_is_silent()
-    }
-
-    /// Whether the log is being emptied, and can be.
-    fn drains(&self) -> bool {
-        self.direct.path().is_draining()
-            && !self.damage.is_damaged()
-            && !self.destage_gets_nowhere()
-    }
-
     /// What there is to admit a write by.
     pub(super) fn room(&self) -> Room<'_> {
         Room {
@@ -78,7 +64,7 @@ impl WriteSources<'_> {
             log_is_silent: self.health.log_is_silent(),
             pace: Pace {
                 rate_blocks: self.destaging.generation().rate_blocks(),
-                drains: self.drains(),
+                drains: (self.direct).drains(self.damage, self.destaging, self.health),
             },
         }
     }
@@ -163,7 +149,7 @@ impl Volume {
             log_is_silent: self.health.log_is_silent(),
             pace: Pace {
                 rate_blocks: self.destaging.generation().rate_blocks(),
-                drains: self.drains(),
+                drains: (self.direct).drains(&self.damage, &self.destaging, &self.health),
             },
         }
     }
