@@ -15,7 +15,6 @@ use super::{
 };
 use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
-use crate::control::link::ask;
 use crate::control::view;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport, VolumeReport};
@@ -103,18 +102,21 @@ impl Node {
         let number = VolumeNumber(entry.number);
         self.update_entry(&entry).await?;
         self.put(entry, None);
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::SetAllow(number, settings.allow, answer)
-        })
-        .await?;
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::Reconfigure(Box::new(config), answer)
-        })
-        .await?;
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::SetQos(number, qos, answer)
-        })
-        .await?;
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::SetAllow(number, settings.allow, answer)
+            })
+            .await?;
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::Reconfigure(Box::new(config), answer)
+            })
+            .await?;
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::SetQos(number, qos, answer)
+            })
+            .await?;
         self.volume(name).await
     }
 
@@ -152,9 +154,11 @@ impl Node {
             self.refuse_longer_image(&entry).await?;
         }
         entry.bytes = request.bytes;
-        let resize = self.command(name, "resizing it", MOVE_TIME_MAX, |answer| {
-            Command::Resize(number, request.bytes, answer)
-        });
+        let resize = self
+            .link
+            .command(name, "resizing it", MOVE_TIME_MAX, |answer| {
+                Command::Resize(number, request.bytes, answer)
+            });
         if shrinks || self.holds_cut(number).await? {
             self.destage(name, number).await?;
         }
@@ -180,9 +184,11 @@ impl Node {
             resize.await?;
             // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
             self.update_entry(&entry).await?;
-            let grown = self.command(name, "growing it", COMMAND_TIME_MAX, |answer| {
-                Command::Grow(number, request.bytes, answer)
-            });
+            let grown = self
+                .link
+                .command(name, "growing it", COMMAND_TIME_MAX, |answer| {
+                    Command::Grow(number, request.bytes, answer)
+                });
             if let Err(error) = grown.await {
                 // It has the size at the next opening.
                 self.put(entry, None);
@@ -225,13 +231,13 @@ impl Node {
 
     /// Whether what an interrupted shrink has cut off is still in a volume's log.
     async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
     }
 
     /// The size that a volume has now, and keeps, if it is open.
     async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
-        let report = self.report().await.ok()?;
+        let report = self.link.report().await.ok()?;
         let volume = find(&report, number).filter(|volume| !volume.is_resizing);
         volume.map(|volume| volume.config.bytes)
     }
@@ -272,10 +278,11 @@ impl Node {
 
     /// Write everything dirty to the backend and wait for it, unless it gets stuck.
     pub(super) async fn destage(&self, name: &str, number: VolumeNumber) -> Result<(), ApiError> {
-        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
-            Command::DestageAll(number, answer)
-        })
-        .await?;
+        self.link
+            .command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
+                Command::DestageAll(number, answer)
+            })
+            .await?;
         self.watch_destage(name, number).await
     }
 
@@ -288,7 +295,7 @@ impl Node {
         let stall_time_max = STALL_TIME_MAX.max(self.patience_of(name));
         let mut advance: Option<Advance> = None;
         loop {
-            let report = self.report().await?;
+            let report = self.link.report().await?;
             let Some(volume) = find(&report, number) else {
                 return Err(failed(format!("volume {name}: it is not open any more")));
             };
@@ -340,20 +347,22 @@ impl Node {
     /// Begin to write everything dirty to the backend. Progress is in the counters.
     pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
         let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
-            Command::DestageAll(number, answer)
-        })
-        .await?;
+        self.link
+            .command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
+                Command::DestageAll(number, answer)
+            })
+            .await?;
         self.volume(name).await
     }
 
     /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
         let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "cancelling the flush", COMMAND_TIME_MAX, |answer| {
-            Command::CancelDestageAll(number, answer)
-        })
-        .await
+        self.link
+            .command(name, "cancelling the flush", COMMAND_TIME_MAX, |answer| {
+                Command::CancelDestageAll(number, answer)
+            })
+            .await
     }
 
     /// Bring a range into the read cache, or drop it from there.
@@ -387,14 +396,15 @@ impl Node {
         } else {
             "evicting it"
         };
-        self.command(name, what, MOVE_TIME_MAX, |answer| {
-            if promote {
-                Command::Promote(number, sectors, answer)
-            } else {
-                Command::Evict(number, sectors, answer)
-            }
-        })
-        .await
+        self.link
+            .command(name, what, MOVE_TIME_MAX, |answer| {
+                if promote {
+                    Command::Promote(number, sectors, answer)
+                } else {
+                    Command::Evict(number, sectors, answer)
+                }
+            })
+            .await
     }
 
     /// Verify every checksum of a volume's write log while it is in use.

@@ -20,7 +20,6 @@ use super::{
     lock, lost, parse_name,
 };
 use crate::catalogue::{self, Entry, Found, GivenUp};
-use crate::control::link::ask;
 use crate::inspect;
 use crate::shard::command::Command;
 
@@ -279,7 +278,7 @@ impl Node {
         let Some(leaving) = noted else {
             return Ok(None);
         };
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         if volume.is_some_and(|volume| volume.phase == Phase::Open) {
             return Ok(known);
@@ -402,7 +401,7 @@ impl Node {
             }
         };
         // Of one that is not open nobody knows whose it is by now.
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         if volume.is_none_or(|volume| volume.phase != Phase::Open) {
             return Ok(Leaving::Stays);
@@ -487,7 +486,7 @@ impl Node {
         has_begun: bool,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, number);
         let Some(volume) = volume.filter(|volume| volume.phase == Phase::Open) else {
             let is_closing = volume.is_some_and(|volume| volume.phase == Phase::Closing);
@@ -570,7 +569,7 @@ impl Node {
             destage,
             answer,
         };
-        let left = (self.command(name, "closing it", patience, close)).await?;
+        let left = (self.link.command(name, "closing it", patience, close)).await?;
         if let Some(left) = left.filter(|left| destage && !left.nothing) {
             self.records.closed(entry.number, Some(left)).await;
             let why = format!(
@@ -629,13 +628,13 @@ impl Node {
             ));
         }
         let number = VolumeNumber(entry.number);
-        let closed = ask(&*self.path, "closing it", COMMAND_TIME_MAX, |answer| {
-            Command::Close {
+        let closed = self
+            .link
+            .ask("closing it", COMMAND_TIME_MAX, |answer| Command::Close {
                 volume: number,
                 destage: false,
                 answer,
-            }
-        });
+            });
         match closed.await {
             Err(error) if error.kind == ErrorKind::Timeout && is_closing => {
                 return Err(still_closing(name, error));
@@ -744,7 +743,7 @@ impl Node {
     /// Drop what the read cache holds of a closed volume whose number will not be used again.
     pub(super) async fn forget_cached(&self, entry: &Entry) {
         let number = VolumeNumber(entry.number);
-        let forgotten = ask(&*self.path, "forgetting it", COMMAND_TIME_MAX, |answer| {
+        let forgotten = self.link.ask("forgetting it", COMMAND_TIME_MAX, |answer| {
             Command::Forget(number, answer)
         });
         if let Err(error) = forgotten.await {

@@ -91,7 +91,7 @@ impl Node {
         options: DetachOptions,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
             let dirty = self.dirty_of_unopened(name, entry).await?;
             if !options.discard_dirty && !dirty.is_none() {
@@ -126,6 +126,7 @@ impl Node {
             })?;
         }
         let left: Option<Left> = self
+            .link
             .command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
                 volume: number,
                 destage: !options.discard_dirty,

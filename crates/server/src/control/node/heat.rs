@@ -26,7 +26,6 @@ use super::{
 };
 use crate::catalogue::{self, Entry};
 use crate::config::value::Switch;
-use crate::control::link::ask;
 use crate::data_dir::heat::{self, HEAT_FILE, HeatFileError};
 use crate::data_dir::sealed;
 use crate::shard::command::Command;
@@ -78,12 +77,11 @@ impl Node {
 
     async fn gather_heat(&self, entry: &Entry) -> Result<HeatMap, ApiError> {
         let number = VolumeNumber(entry.number);
-        let gathering = ask(
-            &*self.path,
-            "gathering its heat map",
-            GATHER_TIME_MAX,
-            |answer| Command::Heat(number, answer),
-        );
+        let gathering = self
+            .link
+            .ask("gathering its heat map", GATHER_TIME_MAX, |answer| {
+                Command::Heat(number, answer)
+            });
         let gathering = gathering.await?;
         beside(move || gathering.finish()).await
     }
@@ -116,7 +114,7 @@ impl Node {
         map: HeatMap,
         if_cold: bool,
     ) -> Result<Plan, ApiError> {
-        let room_bytes = self.report().await?.cache_room_bytes;
+        let room_bytes = self.link.report().await?.cache_room_bytes;
         if room_bytes == 0 {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -127,15 +125,16 @@ impl Node {
         let (volume, volume_bytes) = (VolumeNumber(entry.number), entry.bytes);
         let mut plan = beside(move || map.plan(volume_bytes, room_bytes)).await?;
         let ranges = std::mem::take(&mut plan.ranges);
-        ask(&*self.path, "warming it up", COMMAND_TIME_MAX, |answer| {
-            Command::WarmUpLike {
-                volume,
-                ranges,
-                if_cold,
-                answer,
-            }
-        })
-        .await?;
+        self.link
+            .ask("warming it up", COMMAND_TIME_MAX, |answer| {
+                Command::WarmUpLike {
+                    volume,
+                    ranges,
+                    if_cold,
+                    answer,
+                }
+            })
+            .await?;
         Ok(plan)
     }
 
@@ -259,7 +258,7 @@ impl Node {
 
     /// Whether the map was kept: else there is nothing to keep at present.
     async fn try_save_heat(&self, entry: &Entry) -> Result<bool, ApiError> {
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let serves = matches!(report.cache.ssd_state, SsdState::Off | SsdState::Online);
         let volume = find(&report, VolumeNumber(entry.number));
         if !serves || volume.is_none_or(|volume| volume.stats.warm_left_bytes > 0) {

@@ -166,7 +166,7 @@ impl Node {
             if !is_busy {
                 // Whether it has begun shows in the counters.
                 let (answer, _) = oneshot::channel();
-                self.path.send(Command::DestageAll(number, answer));
+                self.link.send(Command::DestageAll(number, answer));
             }
         }
     }

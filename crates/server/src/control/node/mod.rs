@@ -50,13 +50,13 @@ use record::Records;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::link::{DataPath, Reports, ask};
+use super::link::{DataPath, Link, at_volume};
 use crate::catalogue::{self, Entry, Found, VolumeName};
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::{DataDir, Layout};
 use crate::events::Events;
-use crate::shard::command::{Admission, Answer, Command, ShardReport, VolumeReport, VolumeSpec};
+use crate::shard::command::{Admission, Command, ShardReport, VolumeReport, VolumeSpec};
 
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
@@ -114,8 +114,7 @@ pub struct Node {
     records: Records,
     scrubs: scrub::Scrubs,
     heats: heat::Heats,
-    path: Arc<dyn DataPath>,
-    reports: Reports,
+    link: Arc<Link>,
     /// For looks at what a file takes up that are under way.
     looks: Arc<Semaphore>,
     nbd_listen: Vec<String>,
@@ -187,18 +186,12 @@ impl Node {
             records: Records::default(),
             scrubs: scrub::Scrubs::default(),
             heats: heat::Heats::default(),
-            path,
-            reports: Reports::default(),
+            link: Arc::new(Link::new(path)),
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             nbd_listen,
             certificates,
             started: Instant::now(),
         }
-    }
-
-    /// What the data path says of itself and its volumes now.
-    async fn report(&self) -> Result<Arc<ShardReport>, ApiError> {
-        self.reports.fresh(&*self.path).await
     }
 
     /// What is kept of what was done.
@@ -270,7 +263,7 @@ impl Node {
             allow: self.allow_of(name),
         });
         // If the shard has ended, nobody asks any more.
-        self.path.send(Command::Explain(name.to_owned(), unopened));
+        self.link.send(Command::Explain(name.to_owned(), unopened));
     }
 
     /// Which clients may open a volume over TCP; nobody if that cannot be told.
@@ -404,7 +397,7 @@ impl Node {
                 continue;
             };
             let what = "sharing memory";
-            let shared = ask(&*self.path, what, COMMAND_TIME_MAX, |answer| {
+            let shared = self.link.ask(what, COMMAND_TIME_MAX, |answer| {
                 Command::Reconfigure(Box::new(config), answer)
             });
             if let Err(error) = shared.await {
@@ -420,7 +413,7 @@ impl Node {
 
     /// The data path.
     pub fn path(&self) -> &dyn DataPath {
-        &*self.path
+        self.link.path()
     }
 
     /// What belongs to the node as a whole.
@@ -446,7 +439,7 @@ impl Node {
                 "the TLS files cannot be used, and those that were read before stay in force: {error}"
             ))
         })?;
-        if !self.path.send(Command::EndRevoked) {
+        if !self.link.send(Command::EndRevoked) {
             return Err(failed(
                 "the TLS files were read again, and clients whose certificates are not good any more are still \
                  connected: the data path did not take that: reload again",
@@ -470,10 +463,13 @@ impl Node {
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
         self.scrubs.cancel_all();
         self.save_heat_at_stop().await;
-        let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
-            Command::Stop { destage, answer }
-        })
-        .await?;
+        let closed = self
+            .link
+            .ask("stopping", STOP_TIME_MAX, |answer| Command::Stop {
+                destage,
+                answer,
+            })
+            .await?;
         for one in &closed {
             self.records.closed(one.volume.0, one.left).await;
         }
@@ -490,18 +486,6 @@ impl Node {
              in them: put their devices right before the next start",
             failed_logs.join(", ")
         )))
-    }
-
-    /// Have the shard do something with a volume; what goes wrong names that.
-    async fn command<T>(
-        &self,
-        name: &str,
-        what: &str,
-        time_max: Duration,
-        make: impl FnOnce(Answer<T>) -> Command,
-    ) -> Result<T, ApiError> {
-        let done = ask(&*self.path, what, time_max, make).await;
-        done.map_err(|error| at_volume(name, error))
     }
 
     fn name_of(&self, number: VolumeNumber) -> String {
@@ -529,10 +513,6 @@ async fn beside<T: Send + 'static>(
             "internal error: {error}: see the log of the daemon"
         ))
     })
-}
-
-fn at_volume(name: &str, error: ApiError) -> ApiError {
-    ApiError::new(error.kind, format!("volume {name}: {error}"))
 }
 
 /// What an open volume has lost with its write log, in words.

@@ -184,7 +184,7 @@ impl Node {
             .map_err(|error| refused(error.message))?;
         let (answer, answered) = oneshot::channel();
         let stopping = || refused("the node is stopping".to_owned());
-        if !self.path.send(Command::Open(Box::new(spec), answer)) {
+        if !self.link.send(Command::Open(Box::new(spec), answer)) {
             return Err(stopping());
         }
         // However long it takes: a log may be large and a backend far away.
@@ -293,10 +293,11 @@ impl Node {
             }
         }
         let number = VolumeNumber(opening.number);
-        self.command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
-            Command::GiveUpOpening(number, answer)
-        })
-        .await
+        self.link
+            .command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
+                Command::GiveUpOpening(number, answer)
+            })
+            .await
     }
 
     /// Record what a volume's backend is, if that was not known.
@@ -458,7 +459,7 @@ impl Node {
             }
             // Once it has answered, it has taken what was sent before.
             tokio::task::yield_now().await;
-            self.report().await?;
+            self.link.report().await?;
         }
         let all = async { while openings.join_next().await.is_some() {} };
         if tokio::time::timeout(START_PATIENCE, all).await.is_err() {

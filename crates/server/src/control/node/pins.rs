@@ -110,20 +110,22 @@ impl Node {
             .transpose()?;
         let ranges = sectors(range.as_slice());
         let number = VolumeNumber(entry.number);
-        self.command(name, "warming it up", COMMAND_TIME_MAX, |answer| {
-            Command::WarmUp(number, ranges, answer)
-        })
-        .await?;
+        self.link
+            .command(name, "warming it up", COMMAND_TIME_MAX, |answer| {
+                Command::WarmUp(number, ranges, answer)
+            })
+            .await?;
         self.volume(name).await
     }
 
     /// Tell the shard what an entry has pinned.
     pub(super) async fn apply_pins(&self, entry: &Entry) -> Result<(), ApiError> {
         let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
-        self.command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
-            Command::Pin(number, ranges, answer)
-        })
-        .await
+        self.link
+            .command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
+                Command::Pin(number, ranges, answer)
+            })
+            .await
     }
 }
 

@@ -39,7 +39,7 @@ fn allocated_bytes(url: &str) -> Option<u64> {
 impl Node {
     /// Every volume.
     pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let slots = lock(&self.slots).clone();
         Ok(slots
             .iter()
@@ -50,7 +50,7 @@ impl Node {
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
         let slot = self.slot(name)?;
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let mut volume = self.view(name, &slot, Some(&report));
         if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
             let url = volume.backend.clone();
@@ -68,11 +68,7 @@ impl Node {
 
     /// What metrics are made of. A shard that does not answer leaves out what only it knows.
     pub async fn scrape(&self) -> Result<Scrape, ApiError> {
-        let report = match self
-            .reports
-            .fresh_within(&*self.path, SCRAPE_TIME_MAX)
-            .await
-        {
+        let report = match self.link.report_within(SCRAPE_TIME_MAX).await {
             Ok(report) => Some(report),
             Err(error) if error.kind == ErrorKind::Timeout => None,
             Err(error) => return Err(error),
@@ -178,7 +174,7 @@ impl Node {
 
     /// The node as a whole.
     pub async fn status(&self) -> Result<Status, ApiError> {
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let slots = lock(&self.slots).clone();
         let views: Vec<_> = slots
             .iter()
@@ -267,7 +263,7 @@ impl Node {
     pub async fn sample(&self) {
         let asked = Asked::now();
         // Without a report there is nothing to sample; whoever asks for one gets the error.
-        let Ok(report) = self.report().await else {
+        let Ok(report) = self.link.report().await else {
             return;
         };
         self.note_states(&report);

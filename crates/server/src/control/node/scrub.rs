@@ -25,7 +25,6 @@ use tokio::sync::oneshot;
 
 use super::{ANSWER_TIME_MAX, Node, at_volume, find, in_time, invalid, lock};
 use crate::catalogue::{self, Entry};
-use crate::control::link::ask;
 use crate::data_dir::beside::{SCRUB, SCRUB_FILE};
 use crate::data_dir::sealed;
 use crate::inspect;
@@ -224,23 +223,24 @@ impl Node {
     async fn scrub_all(&self, entry: &Entry, progress: Arc<Progress>) -> Ended {
         let number = VolumeNumber(entry.number);
         let shared = Arc::clone(&progress);
-        ask(&*self.path, "scrubbing it", SCRUB_TIME_MAX, |answer| {
-            Command::Scrub(number, shared, answer)
-        })
-        .await?;
+        self.link
+            .ask("scrubbing it", SCRUB_TIME_MAX, |answer| {
+                Command::Scrub(number, shared, answer)
+            })
+            .await?;
         if progress.is_cancelled() {
             return Ok(progress);
         }
         if let Some(path) = entry.home_path(&self.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
-            let data_path = Arc::clone(&self.path);
+            let link = Arc::clone(&self.link);
             let memory = self.share().reserve(memory::verify_home(entry.bytes));
             let memory = memory.map_err(|shortage| no_memory(entry, Part::Home, &shortage))?;
             let verifying = move || {
                 let _memory = memory;
                 let mut ask = |block: u64| {
                     let (answer, answered) = oneshot::channel();
-                    data_path.send(Command::VerifyHome(number, block, answer));
+                    link.send(Command::VerifyHome(number, block, answer));
                     let found = answered.blocking_recv();
                     let found = found.unwrap_or_else(|_| Err("it was closed".to_owned()));
                     let found = found.map_err(std::io::Error::other)?;
@@ -324,7 +324,7 @@ impl Node {
                 verified = &mut verifying => break verified,
                 () = tokio::time::sleep(WATCH_PERIOD) => {}
             }
-            let report = self.report().await?;
+            let report = self.link.report().await?;
             let Some(volume) = find(&report, VolumeNumber(entry.number)) else {
                 // It was closed: what it has is not looked at any more.
                 progress.cancel();

@@ -311,7 +311,7 @@ impl Node {
         snapshot: SnapshotName,
         copy: bool,
     ) -> Result<u64, ApiError> {
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         if let Some(lost) = volume.and_then(lost) {
             return Err(ApiError::new(
@@ -562,7 +562,7 @@ impl Node {
             let what = format!("volume {name}: {what}");
             Err(ApiError::new(ErrorKind::Conflict, what))
         };
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         let store = volume.and_then(|volume| volume.store.as_ref());
         if store.is_some_and(|store| store.is_lost) {
@@ -626,7 +626,7 @@ impl Node {
         let Err(error) = self.keep(name, number, SnapshotCommand::GiveUp).await else {
             return Ok(true);
         };
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let store = find(&report, number).and_then(|volume| volume.store.as_ref());
         if store.is_some_and(|store| store.is_lost) {
             return Ok(false);
@@ -671,10 +671,11 @@ impl Node {
             copying.cancel();
         }
         let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
-            Command::CancelSnapshot(number, answer)
-        })
-        .await
+        self.link
+            .command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
+                Command::CancelSnapshot(number, answer)
+            })
+            .await
     }
 
     /// Note that something of a volume is being copied, so that it can be seen and cancelled.
@@ -709,7 +710,7 @@ impl Node {
             )
         };
         let (answer, answered) = oneshot::channel();
-        if !self.path.send(Command::Snapshot(number, keep, answer)) {
+        if !self.link.send(Command::Snapshot(number, keep, answer)) {
             return Err(gone().into());
         }
         let mut answered = pin!(answered);
@@ -730,7 +731,7 @@ impl Node {
                     .map_err(|_| gone())?
                     .map_err(|failure| explain(name, failure));
             }
-            let report = self.report().await?;
+            let report = self.link.report().await?;
             let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
             if left != moved.1 {
                 moved = (Instant::now(), left);
