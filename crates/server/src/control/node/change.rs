@@ -94,10 +94,12 @@ impl Node {
                 entry.settings.remove(&key);
             }
         }
+        let memory = self.memory_of(entry.number);
         let config = self
-            .core_config(&entry, self.entries().len())
+            .setup
+            .core_config(&entry, self.entries().len(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let settings = self.settings_of(&entry.settings)?;
+        let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
         self.update_entry(&entry).await?;
@@ -132,7 +134,7 @@ impl Node {
                 format!(
                     "volume {name}: it is read-only and keeps its size, since its backend {} is a \
                      snapshot; a clone of that can be resized",
-                    entry.backend_url(&self.layout())
+                    entry.backend_url(self.setup.layout())
                 ),
             ));
         }
@@ -205,7 +207,7 @@ impl Node {
 
     /// Refuse to change the size of an image that holds more than its volume: what is beyond the end would be cut off.
     async fn refuse_longer_image(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
+        let (url, bytes) = (entry.backend_url(self.setup.layout()), entry.bytes);
         let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.has_beyond(bytes));
         let name = &entry.name;
         match in_time(ANSWER_TIME_MAX, look).await {
@@ -339,7 +341,7 @@ impl Node {
 
     fn backend_of(&self, name: &str) -> String {
         match self.slot(name).map(|slot| slot.found) {
-            Ok(Found::Entry(entry)) => entry.backend_url(&self.layout()),
+            Ok(Found::Entry(entry)) => entry.backend_url(self.setup.layout()),
             _ => "unknown backend".to_owned(),
         }
     }
@@ -420,7 +422,7 @@ impl Node {
                 });
             }
         };
-        let path = entry.log_path(&self.layout());
+        let path = entry.log_path(self.setup.layout());
         let memory = self.memory_to_read_log(&entry).map_err(|shortage| {
             let why = format!("volume {name}: its write log cannot be checked: {shortage}");
             ApiError::new(ErrorKind::Failed, why)

@@ -93,8 +93,8 @@ impl Node {
         }
         let entry = self.plan(name.clone(), &request).await?;
         let volumes = self.entries().len() + 1;
-        let config = self.core_config(&entry, volumes)?;
-        let layout = self.layout();
+        let config = self.setup.core_config(&entry, volumes, None)?;
+        let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];
         let made = tokio::task::spawn_blocking(move || {
             make(&layout, entry, &config, overwrite, data.as_deref())
@@ -107,7 +107,7 @@ impl Node {
             lock(&self.slots).remove(name.as_str());
             self.explain(name.as_str(), None);
             self.forget(&entry).await;
-            let (layout, of) = (self.layout(), entry.name.clone());
+            let (layout, of) = (self.setup.layout().clone(), entry.name.clone());
             let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
@@ -126,7 +126,8 @@ impl Node {
         request: &CreateVolume,
     ) -> Result<Entry, ApiError> {
         let at = |error: String| invalid(format!("volume {name}: {error}"));
-        self.settings_of(&request.settings)
+        self.setup
+            .settings_of(&request.settings)
             .map_err(|error| at(error.message))?;
         let found = match &request.backend {
             Some(url) => self
@@ -201,7 +202,9 @@ impl Node {
         let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
         for other in self.entries() {
             // One that does not answer has a volume that holds its lock.
-            let theirs = name_of(other.backend_url(&self.layout())).await.flatten();
+            let theirs = name_of(other.backend_url(self.setup.layout()))
+                .await
+                .flatten();
             if theirs.is_some() && theirs == name {
                 return Err(invalid(format!(
                     "backend {url} is the backend of volume {} already, and two volumes on one would \
@@ -212,7 +215,7 @@ impl Node {
         }
         if let Some(path) = place.path() {
             let real = real_path(path).await.ok_or_else(silent)?;
-            let layout = self.layout();
+            let layout = self.setup.layout().clone();
             // A snapshot there is only read.
             if !place.is_read_only() && layout.is_own(&real) {
                 let why = layout.own_refusal();
@@ -233,7 +236,7 @@ impl Node {
         name: &VolumeName,
         request: &CreateVolume,
     ) -> Result<LogPlace, String> {
-        let path = match (&request.log_path, &self.config.node.log_path) {
+        let path = match (&request.log_path, &self.setup.node().log_path) {
             (Some(path), _) => PathBuf::from(path),
             (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
             (None, None) => PathBuf::from(LOG_FILE),
@@ -262,7 +265,7 @@ impl Node {
         bytes: Option<u64>,
         of: Option<&Entry>,
     ) -> Result<LogPlace, String> {
-        let default_bytes = self.config.node.log_size_mib << 20;
+        let default_bytes = self.setup.node().log_size_mib << 20;
         if path != Path::new(LOG_FILE) && !path.is_absolute() {
             return Err(format!(
                 "log path {}: give an absolute path",
@@ -297,7 +300,7 @@ impl Node {
                  to {LOG_BYTES_MAX} (1T), not {bytes}"
             ));
         }
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let mut others = self.entries();
         others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
         let real = real_path(&path).await.ok_or_else(silent)?;

@@ -131,7 +131,7 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
-        let (at, of) = (self.layout(), volume_name.clone());
+        let (at, of) = (self.setup.layout().clone(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         let begun = if is_rest {
             self.slot(name)?
@@ -188,7 +188,7 @@ impl Node {
                 Ok(()) => is_removed = true,
                 // It was tried before, and nobody can open them any more.
                 Err(problem) if options.discard_dirty && begun.is_some() => {
-                    let url = entry.backend_url(&self.layout());
+                    let url = entry.backend_url(self.setup.layout());
                     data_trouble = Some(format!(
                         "some of what it had at {url} stays there, which nobody can open any more: {problem}"
                     ));
@@ -200,7 +200,7 @@ impl Node {
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
             self.forget(entry).await;
         }
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let has_own_data = catalogue::directory(&layout, &volume_name)
             .join(catalogue::DATA_FILE)
             .exists();
@@ -211,7 +211,11 @@ impl Node {
             Found::Damaged(_) => None,
         };
         // Its log may be elsewhere, on something that does not answer.
-        let (at, of, kept) = (self.layout(), volume_name.clone(), keep.clone());
+        let (at, of, kept) = (
+            self.setup.layout().clone(),
+            volume_name.clone(),
+            keep.clone(),
+        );
         let removed = tokio::task::spawn_blocking(move || {
             catalogue::remove(&at, &of, kept.as_deref()).map_err(|error| error.to_string())
         });
@@ -269,7 +273,7 @@ impl Node {
         let known = not_open.given_up();
         let mut noted = known;
         if known.is_none() {
-            let (at, of) = (self.layout(), entry.name.clone());
+            let (at, of) = (self.setup.layout().clone(), entry.name.clone());
             // However its opening failed: that may have been before its place was looked at.
             let look = move || catalogue::given_up(&at, &of);
             let found = in_time(ANSWER_TIME_MAX, look).await.flatten();
@@ -286,7 +290,7 @@ impl Node {
         // Of what is not there any more, nothing is left to be removed.
         let nothing = known.map(|_| Leaving::Stays);
         let (url, identity) = (
-            entry.backend_url(&self.layout()),
+            entry.backend_url(self.setup.layout()),
             entry.backend_identity.clone(),
         );
         match beside(move || remains(&url, identity.as_deref())).await? {
@@ -334,7 +338,7 @@ impl Node {
             return Ok(());
         };
         let (url, identity) = (
-            entry.backend_url(&self.layout()),
+            entry.backend_url(self.setup.layout()),
             entry.backend_identity.clone(),
         );
         // Another volume that came there since removes them, and only that is let do so.
@@ -350,7 +354,7 @@ impl Node {
         let why = "it is being deleted, and what it has at its backend is removed".to_owned();
         let what = leaving;
         self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
-        let url = entry.backend_url(&self.layout());
+        let url = entry.backend_url(self.setup.layout());
         settle(url.clone()).await;
         let place = url.clone();
         let was = match leaving {
@@ -541,14 +545,14 @@ impl Node {
         let Some(what) = leaving.given_up() else {
             return Ok(());
         };
-        let (at, of) = (self.layout(), entry.name.clone());
+        let (at, of) = (self.setup.layout().clone(), entry.name.clone());
         let noted = beside(move || catalogue::give_up(&at, &of, what)).await?;
         noted.map_err(|error| failed(format!("volume {}: {error}", entry.name)))
     }
 
     /// Nothing was given up.
     pub(super) async fn keep_after_all(&self, entry: &Entry) {
-        let (at, of) = (self.layout(), entry.name.clone());
+        let (at, of) = (self.setup.layout().clone(), entry.name.clone());
         let kept = beside(move || catalogue::keep_after_all(&at, &of)).await;
         if let Ok(Err(error)) = kept {
             tracing::warn!("volume {}: {error}", entry.name);
@@ -648,7 +652,7 @@ impl Node {
 
     /// Why a volume's backend does not have all of it, as far as can be seen without opening it.
     async fn missing_backend(&self, entry: &Entry) -> Option<String> {
-        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
+        let (url, bytes) = (entry.backend_url(self.setup.layout()), entry.bytes);
         let looked = in_time(ANSWER_TIME_MAX, move || {
             let found = BackendUrl::parse(&url).map(|url| url.place.find());
             match found {
@@ -668,7 +672,7 @@ impl Node {
 
     /// Whether whatever is in the place of a volume's log can be looked at in time.
     pub(super) async fn log_answers(&self, entry: &Entry) -> bool {
-        let path = entry.log_path(&self.layout());
+        let path = entry.log_path(self.setup.layout());
         let looked = in_time(ANSWER_TIME_MAX, move || inspect::log_owner(&path)).await;
         looked.is_some()
     }
@@ -679,7 +683,11 @@ impl Node {
         name: &str,
         entry: &Entry,
     ) -> Result<Dirty, ApiError> {
-        let (path, of, uuid) = (entry.log_path(&self.layout()), entry.clone(), entry.uuid);
+        let (path, of, uuid) = (
+            entry.log_path(self.setup.layout()),
+            entry.clone(),
+            entry.uuid,
+        );
         // Without memory to read its log, the record has to do, which never says less.
         let memory = self.memory_to_read_log(entry);
         let inspected = if let Ok(memory) = memory
@@ -696,7 +704,7 @@ impl Node {
             None
         };
         let loss = self.loss_of(entry).await;
-        let home = entry.home_path(&self.layout());
+        let home = entry.home_path(self.setup.layout());
         let at_home = match home {
             Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
             None => Some(Some((0, true))),
@@ -723,7 +731,7 @@ impl Node {
     pub(super) async fn forget(&self, entry: &Entry) {
         self.forget_cached(entry).await;
         self.forget_home(entry).await;
-        let log = entry.log_path(&self.layout());
+        let log = entry.log_path(self.setup.layout());
         let (path, uuid) = (log.clone(), entry.uuid);
         let wiped = in_time(COMMAND_TIME_MAX, move || {
             // Another disk may be in its place by now.

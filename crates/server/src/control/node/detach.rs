@@ -23,7 +23,7 @@ impl Node {
             .await?;
         let slot = self.slot(name)?;
         let volume_name = parse_name(name)?;
-        let (at, of) = (self.layout(), volume_name.clone());
+        let (at, of) = (self.setup.layout().clone(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         if is_rest
             || slot
@@ -41,7 +41,7 @@ impl Node {
             }
         };
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let number = self.next_volume_number(name).await?;
         let renumbered = Entry {
             number,

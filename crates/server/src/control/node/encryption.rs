@@ -165,7 +165,7 @@ impl Node {
                 "volume {name}: it is not encrypted: copy it to one that was created with --encrypt"
             )));
         };
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let old = entry.clone();
         let old_key = encryption.key.clone();
         let rotated = tokio::task::spawn_blocking(move || {

@@ -139,7 +139,7 @@ impl Node {
     }
 
     fn keeps_heat(&self, entry: &Entry) -> bool {
-        let settings = self.settings_of(&entry.settings);
+        let settings = self.setup.settings_of(&entry.settings);
         settings.is_ok_and(|settings| settings.cache_warm_up == Switch::On)
     }
 
@@ -157,10 +157,10 @@ impl Node {
 
     /// A volume was opened: from now on its map is kept, and it is warmed up from the last one if its cache is cold.
     pub(super) async fn begin_heat(&self, entry: &Entry) {
-        let path = catalogue::directory(&self.layout(), &entry.name).join(HEAT_FILE);
+        let path = catalogue::directory(self.setup.layout(), &entry.name).join(HEAT_FILE);
         let kept = Kept {
             path: path.clone(),
-            due: Instant::now() + Duration::from_secs(self.config.node.heat_save_interval_s),
+            due: Instant::now() + Duration::from_secs(self.setup.node().heat_save_interval_s),
             view: SavedHeat::default(),
         };
         lock(&self.heats.kept).insert(entry.number, kept);
@@ -216,7 +216,7 @@ impl Node {
             return;
         }
         if let Some(kept) = lock(&self.heats.kept).get_mut(&entry.number) {
-            kept.due = now + Duration::from_secs(self.config.node.heat_save_interval_s);
+            kept.due = now + Duration::from_secs(self.setup.node().heat_save_interval_s);
         }
         let node = Arc::clone(self);
         tokio::spawn(async move {

@@ -64,7 +64,7 @@ impl Node {
         };
         let real = real_path(&path).await.ok_or_else(silent)?;
         let is_taken = is_taken(&path).await.ok_or_else(silent)?;
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         if layout.is_own(&real) {
             let why = layout.own_refusal();
             return Err(format!("store path {} {why}", path.display()));
@@ -110,7 +110,7 @@ impl Node {
 
     /// Drop what a device still holds of the local store of a closed volume.
     pub(super) async fn forget_home(&self, entry: &Entry) {
-        let Some(path) = entry.home_path(&self.layout()) else {
+        let Some(path) = entry.home_path(self.setup.layout()) else {
             return;
         };
         let (device, uuid) = (path.clone(), entry.uuid);
@@ -152,6 +152,7 @@ impl Node {
                 continue;
             }
             let interval_s = self
+                .setup
                 .settings_of(&entry.settings)
                 .map_or(0, |settings| settings.tier_interval_s);
             let interval = Duration::from_secs(interval_s);

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use hdcs_api::{ApiError, ErrorKind};
-use hdcs_backend::memory::{Kind, Lease, Needs, Parts, Share, Shortage, VolumeMemory, verify_log};
-use hdcs_backend::url::BackendUrl;
+use hdcs_backend::memory::{Lease, Parts, Share, Shortage, VolumeMemory, verify_log};
 use hdcs_core::base::limits::BLOCK_BYTES;
 
 use super::open::NotOpen;
@@ -17,31 +16,19 @@ pub(super) fn short(name: &VolumeName, shortage: &Shortage) -> ApiError {
 }
 
 impl Node {
-    /// What a volume needs of memory.
-    pub(super) fn needs_of(&self, entry: &Entry) -> Needs {
-        let url = BackendUrl::parse(&entry.backend_url(&self.layout()));
-        let settings = self.settings_of(&entry.settings);
-        Needs {
-            bytes: entry.bytes,
-            log_bytes: entry.log.bytes,
-            home_bytes: entry.home.as_ref().map(|_| entry.bytes),
-            // What cannot be parsed is not opened.
-            kind: url.map_or(Kind::File, |url| url.place.memory_kind()),
-            encrypted: entry.encryption.is_some(),
-            compressed: settings.is_ok_and(|settings| settings.compression.is_some()),
-        }
-    }
-
     /// Refuse a volume that there is not enough memory for.
     pub(super) fn check_memory(&self, entry: &Entry) -> Result<(), ApiError> {
-        let checked = self.needs_of(entry).check(&self.share);
+        let checked = self.setup.needs_of(entry).check(&self.share);
         checked.map_err(|shortage| short(&entry.name, &shortage))
     }
 
     /// Reserve the memory of a volume that is to be opened.
     pub(super) fn reserve(&self, entry: &Entry) -> Result<Arc<VolumeMemory>, ApiError> {
         let others_bytes = self.bytes_of_unopened(entry.number);
-        let reserved = self.needs_of(entry).reserve(&self.share, others_bytes);
+        let reserved = self
+            .setup
+            .needs_of(entry)
+            .reserve(&self.share, others_bytes);
         let memory = Arc::new(reserved.map_err(|shortage| short(&entry.name, &shortage))?);
         let mut memories = lock(&self.memories);
         memories.retain(|_, memory| memory.strong_count() > 0);
@@ -60,7 +47,7 @@ impl Node {
         });
         unopened
             .filter(|entry| entry.number != number && self.memory_of(entry.number).is_none())
-            .map(|entry| self.needs_of(entry).least_parts().total())
+            .map(|entry| self.setup.needs_of(entry).least_parts().total())
             .fold(0, u64::saturating_add)
     }
 

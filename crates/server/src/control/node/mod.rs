@@ -24,39 +24,35 @@ mod pins;
 mod record;
 mod report;
 mod scrub;
+mod setup;
 mod snapshots;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
-use hdcs_api::value::Value;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
-use hdcs_backend::codec::CODECS;
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Share, VolumeMemory};
-use hdcs_core::base::io::Nanos;
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
-use hdcs_core::volume::VolumeConfig;
-use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::Allow;
 use hdcs_frontend::nbd::tls::Certificates;
 use hdcs_frontend::{Unopened, VolumeNumber};
 use open::{NotOpen, Opening};
 use record::Records;
+use setup::Setup;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::link::{DataPath, Link, at_volume};
 use crate::catalogue::{self, Entry, Found, VolumeName};
 use crate::config::budget::Budget;
-use crate::config::{Config, NodeSettings, VolumeSettings};
-use crate::data_dir::{DataDir, Layout};
+use crate::config::{Config, NodeSettings};
+use crate::data_dir::DataDir;
 use crate::events::Events;
-use crate::shard::command::{Admission, Command, ShardReport, VolumeReport, VolumeSpec};
+use crate::shard::command::{Command, ShardReport, VolumeReport};
 
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
@@ -91,13 +87,11 @@ struct Sample {
 
 /// The node.
 pub struct Node {
-    config: Config,
-    budget: Budget,
+    setup: Arc<Setup>,
     /// Memory for volumes, and what each has of it, by its number.
     share: Arc<Share>,
     memories: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
     dir: Arc<Mutex<DataDir>>,
-    root: PathBuf,
     uuid: Uuid,
     events: Events,
     /// The state that each volume was in when it was last looked at.
@@ -163,19 +157,17 @@ impl Node {
         certificates: Option<Arc<Certificates>>,
         events: Events,
     ) -> Self {
-        let (root, uuid) = {
+        let (layout, uuid) = {
             let dir = lock(&dir);
-            (dir.layout().root().to_owned(), dir.node_uuid())
+            (dir.layout().clone(), dir.node_uuid())
         };
         Self {
             uuid,
             events,
             states: Mutex::default(),
-            config,
             share: Share::new(budget.volumes_bytes),
             memories: Mutex::default(),
-            budget,
-            root,
+            setup: Arc::new(Setup::new(config, budget, layout)),
             dir,
             slots: Mutex::default(),
             busy: Mutex::default(),
@@ -197,10 +189,6 @@ impl Node {
     /// What is kept of what was done.
     pub fn events(&self) -> &Events {
         &self.events
-    }
-
-    fn layout(&self) -> Layout {
-        Layout::new(&self.root)
     }
 
     fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
@@ -225,7 +213,7 @@ impl Node {
                 ErrorKind::NotFound,
                 format!(
                     "no volume {name}: {}: see `hdcs volume list`",
-                    self.root.display()
+                    self.setup.layout().root().display()
                 ),
             )
         })
@@ -272,8 +260,7 @@ impl Node {
         let Some(Found::Entry(entry)) = slots.get(name).map(|slot| &slot.found) else {
             return Allow::default();
         };
-        let settings = self.settings_of(&entry.settings);
-        settings.map_or_else(|_| Allow::default(), |settings| settings.allow)
+        self.setup.allow_of(entry)
     }
 
     /// The entries that take part in the split of memory.
@@ -288,95 +275,17 @@ impl Node {
             .collect()
     }
 
-    fn settings_of(&self, overrides: &BTreeMap<String, Value>) -> Result<VolumeSettings, ApiError> {
-        let mut settings = self.config.volume.clone();
-        for (key, value) in overrides {
-            settings
-                .set_known(key, value)
-                .map_err(|error| invalid(error.to_string()))?;
-        }
-        settings
-            .check()
-            .and_then(|()| self.budget.check_unpersisted(&settings))
-            .map_err(|error| invalid(error.to_string()))?;
-        Ok(settings)
-    }
-
     /// How long a stop waits at most for write logs whose devices do not answer.
     pub fn log_patience(&self) -> Duration {
         let settings = self.entries().into_iter();
-        let settings = settings.filter_map(|entry| self.settings_of(&entry.settings).ok());
+        let settings = settings.filter_map(|entry| self.setup.settings_of(&entry.settings).ok());
         let longest = settings.map(|settings| settings.log_answer_max_ms).max();
         Duration::from_millis(longest.unwrap_or(0)).min(Duration::from_nanos(LOG_PATIENCE_MAX.0))
     }
 
-    fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
-        let settings = self.settings_of(&entry.settings)?;
-        let memory = self.memory_of(entry.number);
-        Ok(VolumeConfig {
-            number: entry.number,
-            uuid: entry.uuid.into_bytes(),
-            bytes: entry.bytes,
-            log_bytes: entry.log.bytes,
-            policy: settings.policy,
-            persist: settings.persist,
-            compression: settings.compression,
-            codec: &CODECS,
-            when_full: settings.when_full,
-            log_failure: settings.log_failure,
-            discard: settings.discard,
-            unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
-            unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
-            dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
-            dirty_ratio_min: settings.dirty_ratio_min as u8,
-            dirty_ratio_max: settings.dirty_ratio_max as u8,
-            destage_depth_max: settings.cache_flush_queue_depth as usize,
-            sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
-            promote_hits: settings.cache_promote_hits as u8,
-            fill_rate_max_bytes_s: settings.cache_warm_rate_mib_s << 20,
-            read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
-            // No fewer than it has blocks.
-            log_entries_max: memory.map_or(0, |memory| memory.entries_max()),
-            resident_bytes_max: self.budget.resident_bytes_max(volumes),
-            backend_extents: true,
-            backend_atomic: false,
-            backend_answer_max: Nanos::from_millis(settings.backend_answer_max_ms),
-            log_answer_max: Nanos::from_millis(settings.log_answer_max_ms),
-        })
-    }
-
-    fn spec(
-        &self,
-        entry: &Entry,
-        volumes: usize,
-        admission: Arc<dyn Admission>,
-        memory: Arc<VolumeMemory>,
-    ) -> Result<VolumeSpec, ApiError> {
-        let layout = self.layout();
-        let settings = self.settings_of(&entry.settings)?;
-        Ok(VolumeSpec {
-            name: entry.name.to_string(),
-            config: self.core_config(entry, volumes)?,
-            qos: settings.qos(),
-            log: DeviceRegion {
-                path: entry.log_path(&layout),
-                offset: 0,
-                bytes: entry.log.bytes,
-            },
-            backend: entry.backend_url(&layout),
-            identity: entry.backend_identity.clone(),
-            encryption: entry.encryption.clone(),
-            home: entry.home_path(&layout),
-            pins: pins::sectors(&entry.pins),
-            allow: settings.allow,
-            admission,
-            memory,
-        })
-    }
-
     /// Make a changed entry durable in the catalogue. The operation that marks the volume as busy keeps the order.
     async fn update_entry(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (layout, entry) = (self.layout(), entry.clone());
+        let (layout, entry) = (self.setup.layout().clone(), entry.clone());
         let updated = beside(move || catalogue::update(&layout, &entry)).await?;
         updated.map_err(|error| failed(error.to_string()))
     }
@@ -393,7 +302,8 @@ impl Node {
         let entries = self.entries();
         let volumes = entries.len();
         for entry in entries {
-            let Ok(config) = self.core_config(&entry, volumes) else {
+            let memory = self.memory_of(entry.number);
+            let Ok(config) = self.setup.core_config(&entry, volumes, memory.as_deref()) else {
                 continue;
             };
             let what = "sharing memory";
@@ -408,7 +318,7 @@ impl Node {
 
     /// Where the node's data is.
     pub fn root(&self) -> &std::path::Path {
-        &self.root
+        self.setup.layout().root()
     }
 
     /// The data path.
@@ -418,7 +328,7 @@ impl Node {
 
     /// What belongs to the node as a whole.
     pub fn settings(&self) -> &NodeSettings {
-        &self.config.node
+        self.setup.node()
     }
 
     /// Read the TLS files again. What cannot be used changes nothing.

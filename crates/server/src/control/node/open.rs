@@ -170,7 +170,7 @@ impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let absent = if entry.backend_is_new {
             Absent::CreateNew
         } else {
@@ -180,6 +180,7 @@ impl Node {
         let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
         let memory = self.reserve(entry).map_err(short)?;
         let spec = self
+            .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
         let (answer, answered) = oneshot::channel();
@@ -208,7 +209,7 @@ impl Node {
         let opening = Opening {
             number: entry.number,
             since: Instant::now(),
-            hang_time: hang_time(&entry.backend_url(&self.layout())),
+            hang_time: hang_time(&entry.backend_url(self.setup.layout())),
         };
         lock(&self.openings).insert(entry.name.to_string(), opening);
         let result = self.ask_to_open(entry, volumes).await;
@@ -216,7 +217,9 @@ impl Node {
         let mut entry = entry.clone();
         let not_open = match &result {
             Ok(opened) => {
-                self.records.track(&entry, &self.layout(), opened.log).await;
+                self.records
+                    .track(&entry, self.setup.layout(), opened.log)
+                    .await;
                 self.record_backend(&mut entry, opened.backend.as_deref())
                     .await;
                 None
@@ -280,7 +283,7 @@ impl Node {
                 return refuse(format!(
                     "its write log {} does not answer, so that it cannot be removed: detach the volume \
                      with `hdcs volume detach`",
-                    entry.log_path(&self.layout()).display()
+                    entry.log_path(self.setup.layout()).display()
                 ));
             }
             let dirty = self.dirty_of_unopened(name, &entry).await?;
@@ -336,7 +339,7 @@ impl Node {
                 loss: self.loss_of(entry).await,
             },
             Failure::Gone => {
-                let (at, of) = (self.layout(), entry.name.clone());
+                let (at, of) = (self.setup.layout().clone(), entry.name.clone());
                 let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
                 // Another node may have deleted it, who knows nothing of what is dirty here.
                 match given_up.await.flatten() {
@@ -353,7 +356,7 @@ impl Node {
 
     /// What is lost if the log of a volume is.
     pub(super) async fn loss_of(&self, entry: &Entry) -> Loss {
-        let directory = catalogue::directory(&self.layout(), &entry.name);
+        let directory = catalogue::directory(self.setup.layout(), &entry.name);
         let uuid = entry.uuid;
         let read = in_time(ANSWER_TIME_MAX, move || {
             let kept = kept::read(&directory, uuid).ok().flatten();
@@ -576,8 +579,12 @@ impl Node {
             ..entry.clone()
         };
         self.check_memory(&new)?;
-        let config = self.core_config(&new, self.entries().len())?;
-        let (layout, old, overwrite) = (self.layout(), entry.clone(), request.log_overwrite);
+        let config = self.setup.core_config(&new, self.entries().len(), None)?;
+        let (layout, old, overwrite) = (
+            self.setup.layout().clone(),
+            entry.clone(),
+            request.log_overwrite,
+        );
         let made = tokio::task::spawn_blocking(move || {
             let (high, low) = Uuid::new_v4().as_u64_pair();
             let log = high ^ low;

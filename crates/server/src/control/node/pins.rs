@@ -63,7 +63,7 @@ impl Node {
         let _busy = self.begin(name, if is_pinned { "pinned" } else { "unpinned" })?;
         let mut entry = self.entry(name)?;
         let pin = checked(name, &entry, &range)?;
-        let policy = self.settings_of(&entry.settings)?.policy;
+        let policy = self.setup.settings_of(&entry.settings)?.policy;
         if is_pinned && policy == hdcs_core::volume::Policy::PassThrough {
             return Err(ApiError::new(
                 ErrorKind::Conflict,

@@ -131,7 +131,7 @@ impl Node {
         }
         volume.scrub = Some(self.scrub_view(entry));
         volume.heat = self.heat_view(entry);
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
@@ -145,7 +145,7 @@ impl Node {
         volume.pins = entry.pins.iter().map(view::pin).collect();
         volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
         volume.overridden = entry.settings.keys().cloned().collect();
-        if let Ok(settings) = self.settings_of(&entry.settings) {
+        if let Ok(settings) = self.setup.settings_of(&entry.settings) {
             volume.settings = settings.values();
         }
         if let Some(found) = report.and_then(|report| find(report, VolumeNumber(entry.number))) {
@@ -206,7 +206,7 @@ impl Node {
             state: view::state(state).to_owned(),
             problems,
             node: self.uuid.to_string(),
-            data: self.root.display().to_string(),
+            data: self.setup.layout().root().display().to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             nbd_listen: self.nbd_listen.clone(),
             connections: report.connections as u64,
@@ -215,15 +215,15 @@ impl Node {
             volumes_by_state,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),
             memory: Memory {
-                max_bytes: self.config.node.memory_max_mib << 20,
+                max_bytes: self.setup.node().memory_max_mib << 20,
                 rss_bytes: view::resident_set_bytes(),
                 rss_max_bytes: view::resident_set_max_bytes(),
-                budget_fixed_bytes: self.budget.fixed_bytes,
-                budget_connections_bytes: self.budget.connections_bytes,
-                budget_pool_bytes: self.budget.pool_bytes,
-                budget_cache_index_bytes: self.budget.cache_index_bytes,
+                budget_fixed_bytes: self.setup.budget().fixed_bytes,
+                budget_connections_bytes: self.setup.budget().connections_bytes,
+                budget_pool_bytes: self.setup.budget().pool_bytes,
+                budget_cache_index_bytes: self.setup.budget().cache_index_bytes,
                 budget_volumes_bytes: volumes_bytes,
-                budget_frames_bytes: self.budget.frames_bytes,
+                budget_frames_bytes: self.setup.budget().frames_bytes,
                 connections_used_bytes: report.connections_used_bytes,
                 volumes_log_bytes: reserved.log_bytes,
                 volumes_tables_bytes: reserved.tables_bytes,

@@ -110,7 +110,7 @@ impl Node {
         if self.scrub_record(entry.number).is_some() {
             return;
         }
-        let directory = catalogue::directory(&self.layout(), &entry.name);
+        let directory = catalogue::directory(self.setup.layout(), &entry.name);
         match in_time(ANSWER_TIME_MAX, move || read(&directory)).await {
             Some(Some(record)) => self.note_scrubs(entry.number, Some(record)),
             Some(None) => self.record_scrubs(entry, |record| record.since_ms = unix_ms()),
@@ -133,7 +133,7 @@ impl Node {
                 return;
             }
         }
-        let path = catalogue::directory(&self.layout(), &entry.name).join(SCRUB_FILE);
+        let path = catalogue::directory(self.setup.layout(), &entry.name).join(SCRUB_FILE);
         let (records, number) = (Arc::clone(&self.scrubs.records), entry.number);
         tokio::task::spawn_blocking(move || keep(&records, number, &path));
     }
@@ -172,7 +172,7 @@ impl Node {
         let rate = match request.rate_bytes_per_s {
             Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
             Some(rate) => rate,
-            None => self.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
+            None => self.setup.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
         };
         self.begin_scrub(&entry, rate)?;
         self.volume(name).await
@@ -231,7 +231,7 @@ impl Node {
         if progress.is_cancelled() {
             return Ok(progress);
         }
-        if let Some(path) = entry.home_path(&self.layout()) {
+        if let Some(path) = entry.home_path(self.setup.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
             let link = Arc::clone(&self.link);
             let memory = self.share().reserve(memory::verify_home(entry.bytes));
@@ -256,7 +256,10 @@ impl Node {
         if progress.is_cancelled() {
             return Ok(progress);
         }
-        let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
+        let (url, encryption) = (
+            entry.backend_url(self.setup.layout()),
+            entry.encryption.clone(),
+        );
         let (shared, name) = (Arc::clone(&progress), entry.name.clone());
         let memory = self.memory_to_verify(entry)?;
         let verifying = move || {
@@ -297,7 +300,7 @@ impl Node {
 
     /// Memory to verify the backend of a volume, and whether that is the least that is needed for it.
     fn memory_to_verify(&self, entry: &Entry) -> Result<(Option<Lease>, bool), ApiError> {
-        if self.needs_of(entry).kind != memory::Kind::Objects {
+        if self.setup.needs_of(entry).kind != memory::Kind::Objects {
             return Ok((None, false));
         }
         let [plenty, enough] = memory::VERIFY_OBJECTS;
@@ -410,7 +413,7 @@ impl Node {
     }
 
     fn scrub_interval_ms(&self, entry: &Entry) -> u64 {
-        let settings = self.settings_of(&entry.settings);
+        let settings = self.setup.settings_of(&entry.settings);
         settings.map_or(0, |settings| settings.scrub_interval_h) * HOUR_MS
     }
 
@@ -430,7 +433,7 @@ impl Node {
         let Some(entry) = next_due(now, open) else {
             return;
         };
-        let Ok(settings) = self.settings_of(&entry.settings) else {
+        let Ok(settings) = self.setup.settings_of(&entry.settings) else {
             return;
         };
         if let Err(error) = self.begin_scrub(&entry, settings.scrub_rate_mib_s * MIB) {

@@ -165,7 +165,7 @@ impl Node {
 
     /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
     async fn kept(&self, entry: &Entry) -> Result<Option<Looked>, BackendError> {
-        let url = entry.backend_url(&self.layout());
+        let url = entry.backend_url(self.setup.layout());
         let looked = tokio::task::spawn_blocking(move || {
             let place = BackendUrl::parse(&url)?.place;
             match place.snapshot_store() {
@@ -198,7 +198,7 @@ impl Node {
             ApiError::new(kind, format!("volume {name}: {error}"))
         })?;
         let looked = kept.ok_or_else(|| invalid(self.instead(entry)))?;
-        let place = entry.backend_url(&self.layout());
+        let place = entry.backend_url(self.setup.layout());
         let identity = entry.backend_identity.as_deref();
         let refused = looked.kept.refuse_other(&place, identity);
         refused.map_err(|error| {
@@ -209,7 +209,7 @@ impl Node {
 
     /// Why a backend has no snapshots, and what to do instead.
     fn instead(&self, entry: &Entry) -> String {
-        let (name, url) = (&entry.name, entry.backend_url(&self.layout()));
+        let (name, url) = (&entry.name, entry.backend_url(self.setup.layout()));
         let place = url.split('?').next().unwrap_or(&url);
         match place.split_once(':') {
             Some(("rbd", image)) if entry.is_read_only() => format!(
@@ -430,7 +430,7 @@ impl Node {
                 format!("volume {new}: it exists already: choose another name"),
             ));
         }
-        let parent = entry.backend_url(&self.layout());
+        let parent = entry.backend_url(self.setup.layout());
         if let Some(url) = &clone.backend {
             check_clone_place(&new, url, &parent)?;
         }
@@ -461,12 +461,12 @@ impl Node {
             own
         };
         // What makes it ends before it is opened.
-        let memory = self.needs_of(&entry).kind == Kind::Objects;
+        let memory = self.setup.needs_of(&entry).kind == Kind::Objects;
         let memory = memory.then(|| self.share().reserve(ObjectMemory::least().parts()));
         let memory = memory
             .transpose()
             .map_err(|shortage| short(&new, &shortage))?;
-        let (place, layout) = (clone.backend.clone(), self.layout());
+        let (place, layout) = (clone.backend.clone(), self.setup.layout().clone());
         let key = entry.encryption.clone().map(|encryption| encryption.key);
         let identity = entry.backend_identity.clone();
         let copied = self.begin_copy(name, copy);
@@ -636,7 +636,7 @@ impl Node {
 
     /// Which volume of this node is over a snapshot of another one.
     async fn volume_over(&self, entry: &Entry, snapshot: &str) -> Option<String> {
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let others = self.entries().into_iter();
         let others = others.map(|other| (other.name.to_string(), other.backend_url(&layout)));
         let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(&layout));
@@ -654,7 +654,7 @@ impl Node {
 
     /// What volumes over these snapshots of a volume name as their backends, where there can be any.
     async fn snapshot_urls(&self, entry: &Entry, snapshots: Vec<String>) -> Vec<Option<String>> {
-        let url = entry.backend_url(&self.layout());
+        let url = entry.backend_url(self.setup.layout());
         let none = vec![None; snapshots.len()];
         let found = in_time(ANSWER_TIME_MAX, move || {
             let place = BackendUrl::parse(&url).ok()?.place;
