@@ -83,8 +83,8 @@ impl Advance {
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, "changed")?;
-        let mut entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "changed")?;
+        let mut entry = self.volumes.entry(name)?;
         for (key, value) in request.settings {
             if let Some(value) = value {
                 entry.settings.insert(key, value);
@@ -97,13 +97,13 @@ impl Node {
         let memory = self.memory_of(entry.number);
         let config = self
             .setup
-            .core_config(&entry, self.entries().len(), memory.as_deref())
+            .core_config(&entry, self.volumes.entries().len(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
         let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
         self.update_entry(&entry).await?;
-        self.put(entry, None);
+        self.volumes.put(entry, None);
         self.link
             .ask("changing it", COMMAND_TIME_MAX, |answer| {
                 Command::SetAllow(number, settings.allow, answer)
@@ -126,8 +126,8 @@ impl Node {
     pub async fn resize(&self, name: &str, request: ResizeVolume) -> Result<Volume, ApiError> {
         check_volume_bytes(request.bytes)
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let _busy = self.begin(name, "resized")?;
-        let mut entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "resized")?;
+        let mut entry = self.volumes.entry(name)?;
         if entry.is_read_only() {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -178,7 +178,7 @@ impl Node {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
                     // than what the catalogue says, which every opening takes; one that is smaller is refused.
-                    self.put(entry, None);
+                    self.volumes.put(entry, None);
                 }
                 return Err(error);
             }
@@ -193,12 +193,12 @@ impl Node {
                 });
             if let Err(error) = grown.await {
                 // It has the size at the next opening.
-                self.put(entry, None);
+                self.volumes.put(entry, None);
                 return Err(error);
             }
         }
         let has_other_pins = entry.pins != old.pins;
-        self.put(entry.clone(), None);
+        self.volumes.put(entry.clone(), None);
         if has_other_pins {
             self.apply_pins(&entry).await?;
         }
@@ -248,19 +248,20 @@ impl Node {
     /// could not be recorded, has left another one there. A local store that is larger than the catalogue says would be
     /// cut at the next opening, and any backend that is smaller would be refused.
     pub(super) async fn record_sizes(&self, report: &ShardReport) {
-        for entry in self.entries() {
+        for entry in self.volumes.entries() {
             let number = VolumeNumber(entry.number);
             let is_other = |volume: &VolumeReport| volume.config.bytes != entry.bytes;
             if !find(report, number).is_some_and(is_other) {
                 continue;
             }
             // What the report said may have been before the end of a resize.
-            let Ok(_busy) = self.begin(entry.name.as_str(), "resized") else {
+            let Ok(_busy) = self.volumes.begin(entry.name.as_str(), "resized") else {
                 continue;
             };
-            let (Ok(mut entry), Some(bytes)) =
-                (self.entry(entry.name.as_str()), self.bytes_of(number).await)
-            else {
+            let (Ok(mut entry), Some(bytes)) = (
+                self.volumes.entry(entry.name.as_str()),
+                self.bytes_of(number).await,
+            ) else {
                 continue;
             };
             if entry.bytes == bytes {
@@ -269,7 +270,7 @@ impl Node {
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
             match self.update_entry(&entry).await {
-                Ok(()) => self.put(entry, None),
+                Ok(()) => self.volumes.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",
                     entry.name
@@ -323,7 +324,7 @@ impl Node {
                 let errors = volume.stats.backend_errors;
                 let why = view::reason(volume, false)
                     .unwrap_or_else(|| format!("{errors} operations failed"));
-                let backend = self.backend_of(name);
+                let backend = self.volumes.backend_of(name);
                 return Err(failed(format!(
                     "volume {name}: its backend takes no data and {dirty} dirty bytes are left ({why}): {backend}: \
                      put the backend right"
@@ -335,20 +336,13 @@ impl Node {
 
     /// How long one operation of a volume's backend may take by what its URL says.
     fn patience_of(&self, name: &str) -> Duration {
-        let url = BackendUrl::parse(&self.backend_of(name));
+        let url = BackendUrl::parse(&self.volumes.backend_of(name));
         url.map_or(Duration::ZERO, |url| url.place.patience())
-    }
-
-    fn backend_of(&self, name: &str) -> String {
-        match self.slot(name).map(|slot| slot.found) {
-            Ok(Found::Entry(entry)) => entry.backend_url(self.setup.layout()),
-            _ => "unknown backend".to_owned(),
-        }
     }
 
     /// Begin to write everything dirty to the backend. Progress is in the counters.
     pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
-        let number = VolumeNumber(self.entry(name)?.number);
+        let number = VolumeNumber(self.volumes.entry(name)?.number);
         self.link
             .command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
                 Command::DestageAll(number, answer)
@@ -359,7 +353,7 @@ impl Node {
 
     /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
-        let number = VolumeNumber(self.entry(name)?.number);
+        let number = VolumeNumber(self.volumes.entry(name)?.number);
         self.link
             .command(name, "cancelling the flush", COMMAND_TIME_MAX, |answer| {
                 Command::CancelDestageAll(number, answer)
@@ -374,7 +368,7 @@ impl Node {
         range: VolumeRange,
         promote: bool,
     ) -> Result<(), ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let number = VolumeNumber(entry.number);
         let bytes = range
             .bytes
@@ -411,7 +405,7 @@ impl Node {
 
     /// Verify every checksum of a volume's write log while it is in use.
     pub async fn check(&self, name: &str) -> Result<CheckReport, ApiError> {
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let entry = match slot.found {
             Found::Entry(entry) => entry,
             Found::Damaged(why) => {

@@ -19,7 +19,7 @@ use hdcs_device::file::DeviceError;
 use uuid::Uuid;
 
 use super::home::make_home;
-use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
+use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name};
 use crate::catalogue::{
     self, CatalogueError, Entry, LOG_FILE, LogPlace, PendingVolume, StagedData, VolumeName,
     check_volume_bytes,
@@ -84,15 +84,15 @@ impl Node {
         data: Option<Arc<StagedData>>,
     ) -> Result<Volume, ApiError> {
         let name = parse_name(&request.name)?;
-        let _busy = self.begin(name.as_str(), "created")?;
-        if lock(&self.slots).contains_key(name.as_str()) {
+        let _busy = self.volumes.begin(name.as_str(), "created")?;
+        if self.volumes.has(name.as_str()) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
         let entry = self.plan(name.clone(), &request).await?;
-        let volumes = self.entries().len() + 1;
+        let volumes = self.volumes.entries().len() + 1;
         let config = self.setup.core_config(&entry, volumes, None)?;
         let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];
@@ -104,8 +104,8 @@ impl Node {
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
         if let Err(error) = self.open(&entry, volumes).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
-            lock(&self.slots).remove(name.as_str());
-            self.explain(name.as_str(), None);
+            self.volumes.remove(name.as_str());
+            self.volumes.explain(name.as_str(), None);
             self.forget(&entry).await;
             let (layout, of) = (self.setup.layout().clone(), entry.name.clone());
             let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
@@ -200,7 +200,7 @@ impl Node {
         };
         let silent = || failed(format!("backend {url}: what it lies on does not answer"));
         let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
-        for other in self.entries() {
+        for other in self.volumes.entries() {
             // One that does not answer has a volume that holds its lock.
             let theirs = name_of(other.backend_url(self.setup.layout()))
                 .await
@@ -301,7 +301,7 @@ impl Node {
             ));
         }
         let layout = self.setup.layout().clone();
-        let mut others = self.entries();
+        let mut others = self.volumes.entries();
         others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
         let real = real_path(&path).await.ok_or_else(silent)?;
         if path.is_absolute() && layout.is_own(&real) {

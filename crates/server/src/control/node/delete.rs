@@ -17,7 +17,7 @@ use super::open::NotOpen;
 use super::snapshots::NotKept;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
-    lock, lost, parse_name,
+    lost, parse_name,
 };
 use crate::catalogue::{self, Entry, Found, GivenUp};
 use crate::inspect;
@@ -134,14 +134,15 @@ impl Node {
         let (at, of) = (self.setup.layout().clone(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
         let begun = if is_rest {
-            self.slot(name)?
+            self.volumes
+                .slot(name)?
                 .not_open
                 .as_ref()
                 .and_then(NotOpen::given_up)
         } else {
             self.begun(name, &options).await?
         };
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let has_no_other = matches!(&slot.found, Found::Entry(entry) if entry.backend.is_none());
         if options.keep_data && (begun.is_some() || is_rest && has_no_other) {
             return Err(ApiError::new(
@@ -228,15 +229,15 @@ impl Node {
             if let Leaving::Image(_) = leaving {
                 is_removed = self.remove_data(entry, leaving).await.is_ok();
             } else if leaving != Leaving::Objects {
-                lock(&self.slots).remove(name);
+                self.volumes.remove(name);
                 settle(url.clone()).await;
                 if leaving == Leaving::Clone {
                     super::snapshots::sweep(name, url, data_key(entry));
                 }
             }
         }
-        lock(&self.slots).remove(name);
-        self.explain(name, None);
+        self.volumes.remove(name);
+        self.volumes.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
         let mut left = users.filter(|_| !is_removed);
@@ -266,7 +267,7 @@ impl Node {
         name: &str,
         options: &DeleteOptions,
     ) -> Result<Option<Leaving>, ApiError> {
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let (Found::Entry(entry), Some(not_open)) = (slot.found, slot.not_open) else {
             return Ok(None);
         };
@@ -298,7 +299,7 @@ impl Node {
             Ok(Remains::Nothing) => Ok(nothing),
             Ok(Remains::Whole) => {
                 if known.is_some()
-                    && let Err(failure) = self.open(&entry, self.entries().len()).await
+                    && let Err(failure) = self.open(&entry, self.volumes.entries().len()).await
                 {
                     return Err(self.refusal(name, &failure));
                 }
@@ -324,12 +325,10 @@ impl Node {
         if what == Leaving::Objects {
             why += ", or leave what cannot be removed with --discard-dirty";
         }
-        if let Some(slot) = lock(&self.slots).get_mut(name) {
-            let why = why.clone();
-            slot.not_open = Some(NotOpen::Leaving { why, what });
-        }
-        self.explain(name, Some(why.clone()));
-        failed(format!("volume {name}: {why}"))
+        let error = failed(format!("volume {name}: {why}"));
+        self.volumes
+            .set_not_open(name, NotOpen::Leaving { why, what });
+        error
     }
 
     /// Remove the objects of a volume that is given up; why that did not end.
@@ -353,7 +352,8 @@ impl Node {
         // As long as the volume is listed, no other one is made at its place, whose data would be removed.
         let why = "it is being deleted, and what it has at its backend is removed".to_owned();
         let what = leaving;
-        self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+        self.volumes
+            .put(entry.clone(), Some(NotOpen::Leaving { why, what }));
         let url = entry.backend_url(self.setup.layout());
         settle(url.clone()).await;
         let place = url.clone();
@@ -581,7 +581,7 @@ impl Node {
                 left.dirty_bytes
             );
             let refused = NotOpen::Refused { why: why.clone() };
-            self.put(entry.clone(), Some(refused));
+            self.volumes.put(entry.clone(), Some(refused));
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(

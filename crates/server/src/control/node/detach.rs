@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::delete::Leaving;
 use super::open::NotOpen;
-use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, lost, parse_name};
+use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::Left;
 use crate::shard::command::Command;
@@ -21,7 +21,7 @@ impl Node {
         let _busy = self
             .begin_leaving(name, "detached", options.discard_dirty)
             .await?;
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let volume_name = parse_name(name)?;
         let (at, of) = (self.setup.layout().clone(), volume_name.clone());
         let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
@@ -61,12 +61,12 @@ impl Node {
                 why: why.clone(),
                 what: Leaving::Stays,
             };
-            self.put(renumbered, Some(not_open));
+            self.volumes.put(renumbered, Some(not_open));
             return Err(failed(format!("volume {name}: {why}")));
         }
-        lock(&self.slots).remove(name);
+        self.volumes.remove(name);
         super::delete::settle(entry.backend_url(&layout)).await;
-        self.explain(name, None);
+        self.volumes.explain(name, None);
         self.share_memory().await;
         tracing::info!(
             "volume {name} was detached, {dirty_bytes_left} dirty bytes left in its log"

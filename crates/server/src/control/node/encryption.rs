@@ -157,8 +157,8 @@ impl Node {
 
     /// Wrap a volume's data key with another key-encryption key.
     pub async fn rotate_key(&self, name: &str, place: KeyPlace) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, "given another key")?;
-        let entry = self.known(name)?;
+        let _busy = self.volumes.begin(name, "given another key")?;
+        let entry = self.volumes.known(name)?;
         let source = parse(&place).map_err(|error| at_volume(name, error))?;
         let Some(encryption) = entry.encryption.clone() else {
             return Err(invalid(format!(
@@ -190,8 +190,8 @@ impl Node {
         });
         let rotated = rotated.await.map_err(|error| failed(error.to_string()))?;
         let (new, left) = rotated.map_err(|error: ApiError| at_volume(name, error))?;
-        let not_open = self.slot(name)?.not_open;
-        self.put(new, not_open);
+        let not_open = self.volumes.slot(name)?.not_open;
+        self.volumes.put(new, not_open);
         if let Some(left) = left {
             return Err(at_volume(name, left));
         }

@@ -69,7 +69,7 @@ fn parsed(name: &str, bytes: &[u8]) -> Result<HeatMap, ApiError> {
 impl Node {
     /// The heat map of a volume, as a file has it.
     pub async fn heat(&self, name: &str) -> Result<Vec<u8>, ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let gathered = self.gather_heat(&entry).await;
         let map = gathered.map_err(|error| at_volume(name, error))?;
         Ok(map.encode())
@@ -88,7 +88,7 @@ impl Node {
 
     /// Warm a volume up as a heat map says, the hottest ranges first.
     pub async fn warm_from(&self, name: &str, encoded: &[u8]) -> Result<WarmedFrom, ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         if encoded.len() > HEAT_BYTES_MAX {
             return Err(invalid(format!(
                 "volume {name}: this is no heat map: none is larger than {HEAT_BYTES_MAX} bytes"
@@ -206,7 +206,7 @@ impl Node {
         };
         let now = Instant::now();
         let due = |entry: &Entry| Some(lock(&self.heats.kept).get(&entry.number)?.due);
-        let entries = self.entries().into_iter();
+        let entries = self.volumes.entries().into_iter();
         let entries = entries.filter(|entry| self.keeps_heat(entry));
         let next = entries.filter_map(|entry| Some((due(&entry)?, entry)));
         let Some((due, entry)) = next.min_by_key(|(due, _)| *due) else {
@@ -232,7 +232,7 @@ impl Node {
         }
         let all = async {
             let _writing = self.heats.writing.lock().await;
-            for entry in self.entries() {
+            for entry in self.volumes.entries() {
                 if self.keeps_heat(&entry) {
                     self.save_heat(&entry).await;
                 }

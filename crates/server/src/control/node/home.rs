@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
 use super::memory::short;
-use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
+use super::{ANSWER_TIME_MAX, Node, in_time, invalid};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport};
@@ -69,7 +69,7 @@ impl Node {
             let why = layout.own_refusal();
             return Err(format!("store path {} {why}", path.display()));
         }
-        for other in self.entries() {
+        for other in self.volumes.entries() {
             let theirs = [Some(other.log_path(&layout)), other.home_path(&layout)];
             for theirs in theirs.into_iter().flatten() {
                 // One that does not answer has a volume that holds its lock.
@@ -139,7 +139,7 @@ impl Node {
             let mut volumes = report.volumes.iter();
             volumes.any(|volume| volume.config.number == *number)
         });
-        for entry in self.entries() {
+        for entry in self.volumes.entries() {
             let number = VolumeNumber(entry.number);
             let home = super::find(report, number).and_then(|volume| volume.home);
             let Some(home) = home else {
@@ -163,7 +163,7 @@ impl Node {
                 continue;
             }
             *last = now;
-            let is_busy = lock(&self.busy).contains_key(entry.name.as_str());
+            let is_busy = self.volumes.is_busy(entry.name.as_str());
             if !is_busy {
                 // Whether it has begun shows in the counters.
                 let (answer, _) = oneshot::channel();

@@ -6,9 +6,8 @@ use hdcs_api::{ApiError, ErrorKind};
 use hdcs_backend::memory::{Lease, Parts, Share, Shortage, VolumeMemory, verify_log};
 use hdcs_core::base::limits::BLOCK_BYTES;
 
-use super::open::NotOpen;
 use super::{Node, lock};
-use crate::catalogue::{Entry, Found, VolumeName};
+use crate::catalogue::{Entry, VolumeName};
 
 /// Why something is not done that there is too little memory for.
 pub(super) fn short(name: &VolumeName, shortage: &Shortage) -> ApiError {
@@ -38,16 +37,10 @@ impl Node {
 
     /// What all volumes need at least that have no memory yet, but for the one with this number.
     fn bytes_of_unopened(&self, number: u32) -> u64 {
-        let slots = lock(&self.slots).clone();
-        let unopened = slots.values().filter_map(|slot| match &slot.found {
-            Found::Entry(entry) if !matches!(slot.not_open, Some(NotOpen::Leaving { .. })) => {
-                Some(entry)
-            }
-            _ => None,
-        });
+        let unopened = self.volumes.entries_that_stay().into_iter();
         unopened
             .filter(|entry| entry.number != number && self.memory_of(entry.number).is_none())
-            .map(|entry| self.setup.needs_of(entry).least_parts().total())
+            .map(|entry| self.setup.needs_of(&entry).least_parts().total())
             .fold(0, u64::saturating_add)
     }
 

@@ -26,6 +26,7 @@ mod report;
 mod scrub;
 mod setup;
 mod snapshots;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -37,17 +38,17 @@ use hdcs_api::{ApiError, ErrorKind, Reloaded};
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Share, VolumeMemory};
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
-use hdcs_frontend::access::Allow;
+use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
-use hdcs_frontend::{Unopened, VolumeNumber};
-use open::{NotOpen, Opening};
+use open::Opening;
 use record::Records;
 use setup::Setup;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
+use volumes::Volumes;
 
 use super::link::{DataPath, Link, at_volume};
-use crate::catalogue::{self, Entry, Found, VolumeName};
+use crate::catalogue::{self, Entry, VolumeName};
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings};
 use crate::data_dir::DataDir;
@@ -69,14 +70,6 @@ const WATCH_PERIOD: Duration = Duration::from_millis(50);
 /// Looks at what a volume's file takes up that may be under way at once.
 const LOOKS_MAX: usize = 8;
 
-/// A volume that this node has.
-#[derive(Clone, Debug)]
-struct Slot {
-    found: Found,
-    /// Why the shard does not have it although the entry is good.
-    not_open: Option<NotOpen>,
-}
-
 /// Destaged bytes at one moment, and the rate up to then.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -96,9 +89,7 @@ pub struct Node {
     events: Events,
     /// The state that each volume was in when it was last looked at.
     states: Mutex<BTreeMap<String, String>>,
-    slots: Mutex<BTreeMap<String, Slot>>,
-    /// Operations under way, by volume.
-    busy: Mutex<BTreeMap<String, &'static str>>,
+    volumes: Volumes,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
@@ -114,18 +105,6 @@ pub struct Node {
     nbd_listen: Vec<String>,
     certificates: Option<Arc<Certificates>>,
     started: Instant,
-}
-
-/// Marks a volume as having an operation under way.
-struct Busy<'a> {
-    node: &'a Node,
-    name: String,
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        lock(&self.node.busy).remove(&self.name);
-    }
 }
 
 /// No holder of these locks leaves a half-changed map behind, so a panic elsewhere changes nothing.
@@ -161,16 +140,18 @@ impl Node {
             let dir = lock(&dir);
             (dir.layout().clone(), dir.node_uuid())
         };
+        let setup = Arc::new(Setup::new(config, budget, layout));
+        let link = Arc::new(Link::new(path));
+        let volumes = Volumes::new(Arc::clone(&setup), Arc::clone(&link));
         Self {
             uuid,
             events,
             states: Mutex::default(),
-            share: Share::new(budget.volumes_bytes),
+            share: Share::new(setup.budget().volumes_bytes),
             memories: Mutex::default(),
-            setup: Arc::new(Setup::new(config, budget, layout)),
+            setup,
             dir,
-            slots: Mutex::default(),
-            busy: Mutex::default(),
+            volumes,
             openings: Mutex::default(),
             samples: Mutex::default(),
             tier_times: Mutex::default(),
@@ -178,7 +159,7 @@ impl Node {
             records: Records::default(),
             scrubs: scrub::Scrubs::default(),
             heats: heat::Heats::default(),
-            link: Arc::new(Link::new(path)),
+            link,
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             nbd_listen,
             certificates,
@@ -191,93 +172,9 @@ impl Node {
         &self.events
     }
 
-    fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
-        let mut busy = lock(&self.busy);
-        if let Some(other) = busy.get(name) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!("volume {name}: it is being {other}: wait until that has ended"),
-            ));
-        }
-        busy.insert(name.to_owned(), what);
-        Ok(Busy {
-            node: self,
-            name: name.to_owned(),
-        })
-    }
-
-    fn slot(&self, name: &str) -> Result<Slot, ApiError> {
-        parse_name(name)?;
-        lock(&self.slots).get(name).cloned().ok_or_else(|| {
-            ApiError::new(
-                ErrorKind::NotFound,
-                format!(
-                    "no volume {name}: {}: see `hdcs volume list`",
-                    self.setup.layout().root().display()
-                ),
-            )
-        })
-    }
-
-    /// The entry of a volume that the shard has.
-    fn entry(&self, name: &str) -> Result<Entry, ApiError> {
-        let slot = self.slot(name)?;
-        let why = match (slot.found, slot.not_open) {
-            (Found::Entry(entry), None) => return Ok(*entry),
-            (Found::Entry(_), Some(not_open)) => not_open.to_string(),
-            (Found::Damaged(why), _) => why,
-        };
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: it is not open: {why}"),
-        ))
-    }
-
-    /// Note what became of a volume, and have the data path tell it to whoever asks for it.
-    fn put(&self, entry: Entry, not_open: Option<NotOpen>) {
-        let name = entry.name.to_string();
-        let why = not_open.as_ref().map(ToString::to_string);
-        let slot = Slot {
-            found: Found::Entry(Box::new(entry)),
-            not_open,
-        };
-        lock(&self.slots).insert(name.clone(), slot);
-        self.explain(&name, why);
-    }
-
-    fn explain(&self, name: &str, why: Option<String>) {
-        let unopened = why.map(|why| Unopened {
-            why,
-            allow: self.allow_of(name),
-        });
-        // If the shard has ended, nobody asks any more.
-        self.link.send(Command::Explain(name.to_owned(), unopened));
-    }
-
-    /// Which clients may open a volume over TCP; nobody if that cannot be told.
-    fn allow_of(&self, name: &str) -> Allow {
-        let slots = lock(&self.slots);
-        let Some(Found::Entry(entry)) = slots.get(name).map(|slot| &slot.found) else {
-            return Allow::default();
-        };
-        self.setup.allow_of(entry)
-    }
-
-    /// The entries that take part in the split of memory.
-    fn entries(&self) -> Vec<Entry> {
-        let slots = lock(&self.slots);
-        slots
-            .values()
-            .filter_map(|slot| match &slot.found {
-                Found::Entry(entry) => Some(Entry::clone(entry)),
-                Found::Damaged(_) => None,
-            })
-            .collect()
-    }
-
     /// How long a stop waits at most for write logs whose devices do not answer.
     pub fn log_patience(&self) -> Duration {
-        let settings = self.entries().into_iter();
+        let settings = self.volumes.entries().into_iter();
         let settings = settings.filter_map(|entry| self.setup.settings_of(&entry.settings).ok());
         let longest = settings.map(|settings| settings.log_answer_max_ms).max();
         Duration::from_millis(longest.unwrap_or(0)).min(Duration::from_nanos(LOG_PATIENCE_MAX.0))
@@ -299,7 +196,7 @@ impl Node {
 
     /// Give every open volume its share of memory after their number has changed.
     async fn share_memory(&self) {
-        let entries = self.entries();
+        let entries = self.volumes.entries();
         let volumes = entries.len();
         for entry in entries {
             let memory = self.memory_of(entry.number);
@@ -386,7 +283,7 @@ impl Node {
         let failed_logs: Vec<String> = closed
             .iter()
             .filter(|one| one.log_failed)
-            .map(|one| self.name_of(one.volume))
+            .map(|one| self.volumes.name_of(one.volume))
             .collect();
         if failed_logs.is_empty() {
             return Ok(());
@@ -396,12 +293,6 @@ impl Node {
              in them: put their devices right before the next start",
             failed_logs.join(", ")
         )))
-    }
-
-    fn name_of(&self, number: VolumeNumber) -> String {
-        let entries = self.entries();
-        let entry = entries.iter().find(|entry| entry.number == number.0);
-        entry.map_or_else(|| format!("number {}", number.0), |e| e.name.to_string())
     }
 }
 

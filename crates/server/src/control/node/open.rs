@@ -46,9 +46,10 @@ use super::create::{is_block_device, make_log};
 use super::delete::{DELETED, Leaving};
 use super::home::make_home;
 use super::record::Gate;
+use super::volumes::Busy;
 use super::{
-    ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
-    in_time, invalid, lock, scrub,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed, in_time,
+    invalid, lock, scrub,
 };
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
@@ -199,12 +200,9 @@ impl Node {
 
     /// Open a volume, and note what became of it.
     pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
-        let attempts = match lock(&self.slots).get(entry.name.as_str()) {
-            Some(slot) => match slot.not_open {
-                Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
-                _ => 1,
-            },
-            None => 1,
+        let attempts = match self.volumes.not_open(entry.name.as_str()) {
+            Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
+            _ => 1,
         };
         let opening = Opening {
             number: entry.number,
@@ -230,7 +228,7 @@ impl Node {
             self.keep_after_all(&entry).await;
             self.begin_scrubs(&entry).await;
         }
-        self.put(entry.clone(), not_open);
+        self.volumes.put(entry.clone(), not_open);
         if result.is_ok() {
             self.begin_heat(&entry).await;
         }
@@ -247,7 +245,7 @@ impl Node {
     ) -> Result<Busy<'_>, ApiError> {
         let mut given_up: Option<Instant> = None;
         loop {
-            let refused = match self.begin(name, what) {
+            let refused = match self.volumes.begin(name, what) {
                 Ok(busy) => return Ok(busy),
                 Err(refused) => refused,
             };
@@ -278,7 +276,7 @@ impl Node {
             let message = format!("volume {name}: it has been opening for {age} s: {why}");
             Err(ApiError::new(ErrorKind::Conflict, message))
         };
-        if let Found::Entry(entry) = self.slot(name)?.found {
+        if let Found::Entry(entry) = self.volumes.slot(name)?.found {
             if what == DELETED && !self.log_answers(&entry).await {
                 return refuse(format!(
                     "its write log {} does not answer, so that it cannot be removed: detach the volume \
@@ -385,17 +383,17 @@ impl Node {
 
     /// Open a volume that is in the catalogue, unless something else is being done to it.
     async fn open_by_itself(self: Arc<Self>, name: String) {
-        let Ok(_busy) = self.begin(&name, "opened") else {
+        let Ok(_busy) = self.volumes.begin(&name, "opened") else {
             return;
         };
-        let Ok(slot) = self.slot(&name) else {
+        let Ok(slot) = self.volumes.slot(&name) else {
             return;
         };
         let (Found::Entry(entry), Some(before)) = (slot.found, slot.not_open) else {
             return;
         };
         let is_first = matches!(before, NotOpen::Opening { .. });
-        match self.open(&entry, self.entries().len()).await {
+        match self.open(&entry, self.volumes.entries().len()).await {
             Ok(()) if is_first => {}
             Ok(()) => tracing::info!("volume {name} is open now"),
             Err(failure) if is_first => {
@@ -441,16 +439,11 @@ impl Node {
             match found {
                 Found::Damaged(why) => {
                     tracing::error!("volume {name} does not serve: {why}");
-                    self.explain(&name, Some(why.clone()));
-                    let slot = super::Slot {
-                        found: Found::Damaged(why),
-                        not_open: None,
-                    };
-                    lock(&self.slots).insert(name, slot);
+                    self.volumes.put_damaged(name, why);
                 }
                 Found::Entry(entry) => {
                     let since = Instant::now();
-                    self.put(*entry, Some(NotOpen::Opening { since }));
+                    self.volumes.put(*entry, Some(NotOpen::Opening { since }));
                     names.push(name);
                 }
             }
@@ -478,12 +471,8 @@ impl Node {
     /// Try again what could not be reached and is due; called about once a second.
     pub fn retry(self: &Arc<Self>) {
         let now = Instant::now();
-        let slots = lock(&self.slots);
-        let due = slots.iter().filter(|(_, slot)| {
-            matches!(slot.not_open, Some(NotOpen::Waiting { retry_at, .. }) if retry_at <= now)
-        });
-        for (name, _) in due.take(OPENINGS_PER_ROUND) {
-            tokio::spawn(Arc::clone(self).open_by_itself(name.clone()));
+        for name in self.volumes.due(now, OPENINGS_PER_ROUND) {
+            tokio::spawn(Arc::clone(self).open_by_itself(name));
         }
     }
 
@@ -493,8 +482,8 @@ impl Node {
         name: &str,
         request: OpenVolume,
     ) -> Result<OpenedVolume, ApiError> {
-        let _busy = self.begin(name, "opened")?;
-        let slot = self.slot(name)?;
+        let _busy = self.volumes.begin(name, "opened")?;
+        let slot = self.volumes.slot(name)?;
         let entry = match (slot.found, slot.not_open) {
             (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why, .. })) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
@@ -505,7 +494,7 @@ impl Node {
                 return Ok(OpenedVolume { volume, lost: None });
             }
         };
-        let volumes = self.entries().len();
+        let volumes = self.volumes.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
             let loss = self.loss_of(&entry).await;
@@ -546,8 +535,7 @@ impl Node {
             | Failure::Shortage
             | Failure::Refused => ErrorKind::Conflict,
         };
-        let slot = lock(&self.slots).get(name).cloned();
-        let why = slot.and_then(|slot| slot.not_open);
+        let why = self.volumes.not_open(name);
         let why = why.map_or(failure.message.clone(), |why| why.to_string());
         ApiError::new(kind, format!("volume {name}: {why}"))
     }
@@ -579,7 +567,9 @@ impl Node {
             ..entry.clone()
         };
         self.check_memory(&new)?;
-        let config = self.setup.core_config(&new, self.entries().len(), None)?;
+        let config = self
+            .setup
+            .core_config(&new, self.volumes.entries().len(), None)?;
         let (layout, old, overwrite) = (
             self.setup.layout().clone(),
             entry.clone(),

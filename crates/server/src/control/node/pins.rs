@@ -60,8 +60,10 @@ impl Node {
         range: VolumeRange,
         is_pinned: bool,
     ) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, if is_pinned { "pinned" } else { "unpinned" })?;
-        let mut entry = self.entry(name)?;
+        let _busy = self
+            .volumes
+            .begin(name, if is_pinned { "pinned" } else { "unpinned" })?;
+        let mut entry = self.volumes.entry(name)?;
         let pin = checked(name, &entry, &range)?;
         let policy = self.setup.settings_of(&entry.settings)?.policy;
         if is_pinned && policy == hdcs_core::volume::Policy::PassThrough {
@@ -94,7 +96,7 @@ impl Node {
             self.apply_pins(&unchanged).await?;
             return Err(error);
         }
-        self.put(entry, None);
+        self.volumes.put(entry, None);
         self.volume(name).await
     }
 
@@ -104,7 +106,7 @@ impl Node {
         name: &str,
         range: Option<VolumeRange>,
     ) -> Result<Volume, ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let range = range
             .map(|range| checked(name, &entry, &range))
             .transpose()?;

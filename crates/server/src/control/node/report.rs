@@ -14,7 +14,8 @@ use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
 
 use super::record::Asked;
-use super::{Node, Sample, Slot, find, in_time, lock};
+use super::volumes::Slot;
+use super::{Node, Sample, find, in_time, lock};
 use crate::catalogue::Found;
 use crate::control::view;
 use crate::logging;
@@ -40,7 +41,7 @@ impl Node {
     /// Every volume.
     pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
         let report = self.link.report().await?;
-        let slots = lock(&self.slots).clone();
+        let slots = self.volumes.slots();
         Ok(slots
             .iter()
             .map(|(name, slot)| self.view(name, slot, Some(&report)))
@@ -49,7 +50,7 @@ impl Node {
 
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let report = self.link.report().await?;
         let mut volume = self.view(name, &slot, Some(&report));
         if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
@@ -73,7 +74,7 @@ impl Node {
             Err(error) if error.kind == ErrorKind::Timeout => None,
             Err(error) => return Err(error),
         };
-        let slots = lock(&self.slots).clone();
+        let slots = self.volumes.slots();
         let volumes: Vec<_> = slots
             .iter()
             .map(|(name, slot)| self.view(name, slot, report.as_deref()))
@@ -175,7 +176,7 @@ impl Node {
     /// The node as a whole.
     pub async fn status(&self) -> Result<Status, ApiError> {
         let report = self.link.report().await?;
-        let slots = lock(&self.slots).clone();
+        let slots = self.volumes.slots();
         let views: Vec<_> = slots
             .iter()
             .map(|(name, slot)| self.view(name, slot, Some(&report)))
@@ -241,7 +242,7 @@ impl Node {
 
     /// Note which volumes are in another state than when this was last looked at.
     fn note_states(&self, report: &ShardReport) {
-        let slots = lock(&self.slots).clone();
+        let slots = self.volumes.slots();
         let mut states = lock(&self.states);
         states.retain(|name, _| slots.contains_key(name));
         for (name, slot) in &slots {

@@ -168,7 +168,7 @@ impl Node {
         name: &str,
         request: ScrubVolume,
     ) -> Result<Volume, ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let rate = match request.rate_bytes_per_s {
             Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
             Some(rate) => rate,
@@ -180,7 +180,7 @@ impl Node {
 
     /// End a running scrub soon.
     pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         if self.scrubs.cancel(entry.number) {
             return Ok(());
         }
@@ -196,7 +196,7 @@ impl Node {
             let mut running = lock(&self.scrubs.running);
             // Several would read several times as much a second.
             if let Some(&other) = running.keys().next() {
-                let which = self.name_of(VolumeNumber(other));
+                let which = self.volumes.name_of(VolumeNumber(other));
                 return Err(ApiError::new(
                     ErrorKind::Conflict,
                     format!(
@@ -365,7 +365,10 @@ impl Node {
     fn scrub_has_ended(&self, entry: &Entry, ended: Ended) {
         let name = entry.name.as_str();
         // A volume that has left meanwhile, or come back as another one, has no result.
-        let is_there = self.entry(name).is_ok_and(|now| now.number == entry.number);
+        let is_there = self
+            .volumes
+            .entry(name)
+            .is_ok_and(|now| now.number == entry.number);
         let progress = match ended {
             Ok(progress) if !progress.is_cancelled() && is_there => progress,
             Ok(_) => return tracing::info!(volume = name, "its scrub was cancelled"),
@@ -423,9 +426,9 @@ impl Node {
             return;
         }
         let now = unix_ms();
-        let open = self.entries().into_iter().filter_map(|entry| {
+        let open = self.volumes.entries().into_iter().filter_map(|entry| {
             let interval = self.scrub_interval_ms(&entry);
-            let is_open = self.entry(entry.name.as_str()).is_ok();
+            let is_open = self.volumes.entry(entry.name.as_str()).is_ok();
             let is_wanted = interval > 0 && is_open;
             let record = is_wanted.then(|| self.scrub_record(entry.number))?;
             Some((record?.since_ms, interval, entry))

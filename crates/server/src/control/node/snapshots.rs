@@ -20,9 +20,7 @@ use hdcs_api::{
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Kind, ObjectMemory};
 use hdcs_backend::url::{BackendUrl, file_url};
-use hdcs_backend::{
-    BackendError, CloneOrigin, SnapshotCommand, SnapshotStore, StoredClone, StoredSnapshots,
-};
+use hdcs_backend::{BackendError, CloneOrigin, SnapshotCommand, SnapshotStore, StoredSnapshots};
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
@@ -32,10 +30,10 @@ use uuid::Uuid;
 use super::encryption::key_place;
 use super::memory::short;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, beside,
-    failed, find, in_time, invalid, lock, lost, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, beside, failed, find,
+    in_time, invalid, lock, lost, parse_name,
 };
-use crate::catalogue::{Entry, Found, StagedData, VolumeName};
+use crate::catalogue::{Entry, StagedData, VolumeName};
 use crate::shard::command::{Command, SnapshotFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
@@ -155,14 +153,6 @@ fn explain(name: &str, failure: SnapshotFailure) -> NotKept {
 }
 
 impl Node {
-    /// The entry of a volume, whether it is open or not.
-    pub(super) fn known(&self, name: &str) -> Result<Entry, ApiError> {
-        match self.slot(name)?.found {
-            Found::Entry(entry) => Ok(*entry),
-            Found::Damaged(why) => Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why))),
-        }
-    }
-
     /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
     async fn kept(&self, entry: &Entry) -> Result<Option<Looked>, BackendError> {
         let url = entry.backend_url(self.setup.layout());
@@ -227,21 +217,9 @@ impl Node {
         }
     }
 
-    /// What a clone is called: by its volume's name if that is here.
-    fn called(&self, clone: &StoredClone) -> String {
-        let entries = self.entries();
-        let mut here = entries.iter();
-        let here = here.find(|entry| entry.backend_identity.as_ref() == Some(&clone.identity));
-        here.map_or_else(|| clone.location.clone(), |entry| entry.name.to_string())
-    }
-
-    fn called_all<'a>(&self, clones: impl IntoIterator<Item = &'a StoredClone>) -> Vec<String> {
-        clones.into_iter().map(|clone| self.called(clone)).collect()
-    }
-
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
-        let entry = self.known(name)?;
+        let entry = self.volumes.known(name)?;
         let Looked {
             kept, copy_bytes, ..
         } = self.kept_or_refuse(&entry).await?;
@@ -251,12 +229,12 @@ impl Node {
         let snapshots = snapshots.map(|(snapshot, backend)| Snapshot {
             name: snapshot.name.clone(),
             made_ms: snapshot.made_ms,
-            clones: self.called_all(&snapshot.clones),
+            clones: self.volumes.called_all(&snapshot.clones),
             backend,
         });
         Ok(Snapshots {
             snapshots: snapshots.collect(),
-            clones: self.called_all(&kept.clones),
+            clones: self.volumes.called_all(&kept.clones),
             copy_bytes,
         })
     }
@@ -268,8 +246,8 @@ impl Node {
         request: MakeSnapshot,
     ) -> Result<Snapshot, ApiError> {
         let snapshot = parse_snapshot(&request.name)?;
-        let _busy = self.begin(name, "snapshotted")?;
-        let entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "snapshotted")?;
+        let entry = self.volumes.entry(name)?;
         let Looked {
             kept,
             copy_bytes,
@@ -334,8 +312,8 @@ impl Node {
     /// Delete a snapshot.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<(), ApiError> {
         let wanted = parse_snapshot(snapshot)?;
-        let _busy = self.begin(name, "changed")?;
-        let entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "changed")?;
+        let entry = self.volumes.entry(name)?;
         let Looked {
             kept, is_objects, ..
         } = self.kept_or_refuse(&entry).await?;
@@ -350,7 +328,7 @@ impl Node {
             ));
         };
         if !found.clones.is_empty() {
-            let clones = self.called_all(&found.clones).join(", ");
+            let clones = self.volumes.called_all(&found.clones).join(", ");
             // The image of a deleted volume stays.
             let how = if is_objects {
                 ""
@@ -392,10 +370,10 @@ impl Node {
         } = request;
         let wanted = snapshot.as_deref().map(parse_snapshot).transpose()?;
         let new = parse_name(&clone.name)?;
-        let _busy = self.begin(name, "cloned")?;
+        let _busy = self.volumes.begin(name, "cloned")?;
         let entry = match wanted {
-            Some(_) => self.known(name)?,
-            None => self.entry(name)?,
+            Some(_) => self.volumes.known(name)?,
+            None => self.volumes.entry(name)?,
         };
         let Looked {
             kept, copy_bytes, ..
@@ -424,7 +402,7 @@ impl Node {
                 "volume {new}: a clone has the size of its snapshot: leave the size out, and resize it"
             )));
         }
-        if lock(&self.slots).contains_key(new.as_str()) {
+        if self.volumes.has(new.as_str()) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("volume {new}: it exists already: choose another name"),
@@ -589,7 +567,7 @@ impl Node {
         if identity.is_some_and(|identity| *identity != kept.identity) || kept.is_gone {
             return Ok(false);
         }
-        let clones = self.called_all(kept.all_clones());
+        let clones = self.volumes.called_all(kept.all_clones());
         if !clones.is_empty() {
             return conflict(format!(
                 "it has clones, which need its objects: {}: delete them first, or let the node forget it \
@@ -637,7 +615,7 @@ impl Node {
     /// Which volume of this node is over a snapshot of another one.
     async fn volume_over(&self, entry: &Entry, snapshot: &str) -> Option<String> {
         let layout = self.setup.layout().clone();
-        let others = self.entries().into_iter();
+        let others = self.volumes.entries().into_iter();
         let others = others.map(|other| (other.name.to_string(), other.backend_url(&layout)));
         let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(&layout));
         let snapshot = snapshot.to_owned();
@@ -670,7 +648,7 @@ impl Node {
         if let Some(copying) = lock(&self.copies).get(name) {
             copying.cancel();
         }
-        let number = VolumeNumber(self.entry(name)?.number);
+        let number = VolumeNumber(self.volumes.entry(name)?.number);
         self.link
             .command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
                 Command::CancelSnapshot(number, answer)
