@@ -9,6 +9,7 @@ use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 
+use super::home::check_resize;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed,
     find, in_time, invalid, pins,
@@ -94,7 +95,7 @@ impl Node {
                 entry.settings.remove(&key);
             }
         }
-        let memory = self.memory_of(entry.number);
+        let memory = self.memories.of(entry.number);
         let config = self
             .setup
             .core_config(&entry, self.volumes.entries().len(), memory.as_deref())
@@ -138,7 +139,7 @@ impl Node {
                 ),
             ));
         }
-        self.check_resize(&entry, request.bytes)?;
+        check_resize(&entry, request.bytes, &self.memories)?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;
@@ -417,7 +418,7 @@ impl Node {
             }
         };
         let path = entry.log_path(self.setup.layout());
-        let memory = self.memory_to_read_log(&entry).map_err(|shortage| {
+        let memory = self.memories.to_read_log(&entry).map_err(|shortage| {
             let why = format!("volume {name}: its write log cannot be checked: {shortage}");
             ApiError::new(ErrorKind::Failed, why)
         })?;

@@ -181,7 +181,7 @@ impl Node {
             home,
             settings: request.settings.clone(),
         };
-        self.check_memory(&entry)?;
+        self.memories.check(&entry)?;
         entry.number = self.next_volume_number(name.as_str()).await?;
         Ok(entry)
     }

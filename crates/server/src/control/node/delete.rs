@@ -689,7 +689,7 @@ impl Node {
             entry.uuid,
         );
         // Without memory to read its log, the record has to do, which never says less.
-        let memory = self.memory_to_read_log(entry);
+        let memory = self.memories.to_read_log(entry);
         let inspected = if let Ok(memory) = memory
             && self.log_answers(entry).await
         {

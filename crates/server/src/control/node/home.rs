@@ -16,7 +16,7 @@ use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
-use super::memory::short;
+use super::memory::{Memories, short};
 use super::{ANSWER_TIME_MAX, Node, in_time, invalid};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::inspect;
@@ -97,17 +97,6 @@ impl Node {
         Ok(Some(path))
     }
 
-    /// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.
-    pub(super) fn check_resize(&self, entry: &Entry, bytes: u64) -> Result<(), ApiError> {
-        let name = &entry.name;
-        if entry.home.is_some() {
-            check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        }
-        let memory = self.memory_of(entry.number);
-        let reached = memory.map_or(Ok(()), |memory| memory.reach_bytes(bytes));
-        reached.map_err(|shortage| short(name, &shortage))
-    }
-
     /// Drop what a device still holds of the local store of a closed volume.
     pub(super) async fn forget_home(&self, entry: &Entry) {
         let Some(path) = entry.home_path(self.setup.layout()) else {
@@ -171,6 +160,17 @@ impl Node {
             }
         }
     }
+}
+
+/// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.
+pub(super) fn check_resize(entry: &Entry, bytes: u64, memories: &Memories) -> Result<(), ApiError> {
+    let name = &entry.name;
+    if entry.home.is_some() {
+        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+    }
+    let memory = memories.of(entry.number);
+    let reached = memory.map_or(Ok(()), |memory| memory.reach_bytes(bytes));
+    reached.map_err(|shortage| short(name, &shortage))
 }
 
 fn check_bytes(bytes: u64) -> Result<(), String> {

@@ -29,17 +29,17 @@ mod snapshots;
 mod volumes;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
 use hdcs_backend::copying::Copying;
-use hdcs_backend::memory::{Share, VolumeMemory};
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
+use memory::Memories;
 use open::Opening;
 use record::Records;
 use setup::Setup;
@@ -81,9 +81,7 @@ struct Sample {
 /// The node.
 pub struct Node {
     setup: Arc<Setup>,
-    /// Memory for volumes, and what each has of it, by its number.
-    share: Arc<Share>,
-    memories: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
+    memories: Arc<Memories>,
     dir: Arc<Mutex<DataDir>>,
     uuid: Uuid,
     events: Events,
@@ -147,8 +145,7 @@ impl Node {
             uuid,
             events,
             states: Mutex::default(),
-            share: Share::new(setup.budget().volumes_bytes),
-            memories: Mutex::default(),
+            memories: Arc::new(Memories::new(Arc::clone(&setup))),
             setup,
             dir,
             volumes,
@@ -199,7 +196,7 @@ impl Node {
         let entries = self.volumes.entries();
         let volumes = entries.len();
         for entry in entries {
-            let memory = self.memory_of(entry.number);
+            let memory = self.memories.of(entry.number);
             let Ok(config) = self.setup.core_config(&entry, volumes, memory.as_deref()) else {
                 continue;
             };

@@ -179,7 +179,10 @@ impl Node {
         };
         let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
         let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
-        let memory = self.reserve(entry).map_err(short)?;
+        let memory = self
+            .memories
+            .reserve(entry, self.volumes.entries_that_stay())
+            .map_err(short)?;
         let spec = self
             .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
@@ -566,7 +569,7 @@ impl Node {
             log,
             ..entry.clone()
         };
-        self.check_memory(&new)?;
+        self.memories.check(&new)?;
         let config = self
             .setup
             .core_config(&new, self.volumes.entries().len(), None)?;

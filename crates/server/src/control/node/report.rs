@@ -199,7 +199,7 @@ impl Node {
         } else {
             State::Degraded
         };
-        let (volumes_bytes, reserved) = self.memory_of_volumes();
+        let (volumes_bytes, reserved) = self.memories.totals();
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),

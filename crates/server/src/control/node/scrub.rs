@@ -234,7 +234,7 @@ impl Node {
         if let Some(path) = entry.home_path(self.setup.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
             let link = Arc::clone(&self.link);
-            let memory = self.share().reserve(memory::verify_home(entry.bytes));
+            let memory = self.memories.lease(memory::verify_home(entry.bytes));
             let memory = memory.map_err(|shortage| no_memory(entry, Part::Home, &shortage))?;
             let verifying = move || {
                 let _memory = memory;
@@ -304,10 +304,10 @@ impl Node {
             return Ok((None, false));
         }
         let [plenty, enough] = memory::VERIFY_OBJECTS;
-        if let Ok(lease) = self.share().reserve(plenty) {
+        if let Ok(lease) = self.memories.lease(plenty) {
             return Ok((Some(lease), false));
         }
-        let reserved = self.share().reserve(enough);
+        let reserved = self.memories.lease(enough);
         let lease = reserved.map_err(|shortage| no_memory(entry, Part::Backend, &shortage))?;
         Ok((Some(lease), true))
     }

@@ -440,7 +440,7 @@ impl Node {
         };
         // What makes it ends before it is opened.
         let memory = self.setup.needs_of(&entry).kind == Kind::Objects;
-        let memory = memory.then(|| self.share().reserve(ObjectMemory::least().parts()));
+        let memory = memory.then(|| self.memories.lease(ObjectMemory::least().parts()));
         let memory = memory
             .transpose()
             .map_err(|shortage| short(&new, &shortage))?;
