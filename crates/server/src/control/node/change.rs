@@ -10,11 +10,12 @@ use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 
 use super::home::check_resize;
+use super::places::refuse_longer_image;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed,
-    find, in_time, invalid, pins,
+    COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed, find, invalid,
+    pins,
 };
-use crate::catalogue::{Entry, Found, check_volume_bytes};
+use crate::catalogue::{Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::view;
 use crate::inspect;
@@ -103,7 +104,7 @@ impl Node {
         let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
-        self.update_entry(&entry).await?;
+        self.catalogue.update(&entry).await?;
         self.volumes.put(entry, None);
         self.link
             .ask("changing it", COMMAND_TIME_MAX, |answer| {
@@ -154,7 +155,7 @@ impl Node {
             ));
         }
         if !request.shrink {
-            self.refuse_longer_image(&entry).await?;
+            refuse_longer_image(&entry, self.setup.layout()).await?;
         }
         entry.bytes = request.bytes;
         let resize = self
@@ -167,14 +168,14 @@ impl Node {
         }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            if let Err(error) = self.update_entry(&entry).await {
+            if let Err(error) = self.catalogue.update(&entry).await {
                 // The smaller size may stand there all the same, if only making its name durable failed.
-                self.update_entry(&old).await?;
+                self.catalogue.update(&old).await?;
                 return Err(error);
             }
             if let Err(error) = resize.await {
                 if self.bytes_of(number).await == Some(old.bytes) {
-                    self.update_entry(&old).await?;
+                    self.catalogue.update(&old).await?;
                 } else {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
@@ -186,7 +187,7 @@ impl Node {
         } else {
             resize.await?;
             // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
-            self.update_entry(&entry).await?;
+            self.catalogue.update(&entry).await?;
             let grown = self
                 .link
                 .command(name, "growing it", COMMAND_TIME_MAX, |answer| {
@@ -204,32 +205,6 @@ impl Node {
             self.apply_pins(&entry).await?;
         }
         self.volume(name).await
-    }
-
-    /// Refuse to change the size of an image that holds more than its volume: what is beyond the end would be cut off.
-    async fn refuse_longer_image(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (url, bytes) = (entry.backend_url(self.setup.layout()), entry.bytes);
-        let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.has_beyond(bytes));
-        let name = &entry.name;
-        match in_time(ANSWER_TIME_MAX, look).await {
-            Some(false) => Ok(()),
-            Some(true) => Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: its image holds data beyond the {bytes} bytes of the volume, left by an \
-                     interrupted shrink or written by another program, which would be lost: save it, or lose it with \
-                     --shrink"
-                ),
-            )),
-            // It may answer by the time that its size is changed.
-            None => Err(ApiError::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "volume {name}: its image does not answer, and may hold data beyond the {bytes} bytes of the \
-                     volume, which would be lost: try again when it answers, or lose that with --shrink"
-                ),
-            )),
-        }
     }
 
     /// Whether what an interrupted shrink has cut off is still in a volume's log.
@@ -270,7 +245,7 @@ impl Node {
             }
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
-            match self.update_entry(&entry).await {
+            match self.catalogue.update(&entry).await {
                 Ok(()) => self.volumes.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",

@@ -182,7 +182,7 @@ impl Node {
             settings: request.settings.clone(),
         };
         self.memories.check(&entry)?;
-        entry.number = self.next_volume_number(name.as_str()).await?;
+        entry.number = self.catalogue.next_number(name.as_str()).await?;
         Ok(entry)
     }
 

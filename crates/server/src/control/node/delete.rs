@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use hdcs_api::{ApiError, DeleteOptions, Deleted, ErrorKind};
-use hdcs_backend::home::store;
 use hdcs_backend::objects::given_up::{Remains, remains};
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{Held, SnapshotStore, closing};
@@ -12,15 +11,14 @@ use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
-use super::create::is_block_device;
 use super::open::NotOpen;
+use super::places::{dirty_of_unopened, missing_backend, wipe_home, wipe_log};
 use super::snapshots::NotKept;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
     lost, parse_name,
 };
 use crate::catalogue::{self, Entry, Found, GivenUp};
-use crate::inspect;
 use crate::shard::command::Command;
 
 /// What is being done to a volume that is deleted.
@@ -131,8 +129,7 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
-        let (at, of) = (self.setup.layout().clone(), volume_name.clone());
-        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let is_rest = self.catalogue.is_half_removed(&volume_name).await?;
         let begun = if is_rest {
             self.volumes
                 .slot(name)?
@@ -274,10 +271,8 @@ impl Node {
         let known = not_open.given_up();
         let mut noted = known;
         if known.is_none() {
-            let (at, of) = (self.setup.layout().clone(), entry.name.clone());
             // However its opening failed: that may have been before its place was looked at.
-            let look = move || catalogue::given_up(&at, &of);
-            let found = in_time(ANSWER_TIME_MAX, look).await.flatten();
+            let found = self.catalogue.given_up(&entry.name).await;
             noted = found.map(Leaving::from);
         }
         let Some(leaving) = noted else {
@@ -453,17 +448,17 @@ impl Node {
             return Ok(leaving);
         }
         if !has_begun {
-            self.note_given_up(entry, leaving).await?;
+            self.catalogue.note_given_up(entry, leaving).await?;
         }
         let number = VolumeNumber(entry.number);
         match self.give_up_clone(name, number).await {
             Ok(true) => Ok(leaving),
             Ok(false) => {
-                self.keep_after_all(entry).await;
+                self.catalogue.keep_after_all(entry).await;
                 Ok(Leaving::Stays)
             }
             Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
-                self.keep_after_all(entry).await;
+                self.catalogue.keep_after_all(entry).await;
                 if leaving == Leaving::Clone {
                     return Err(error);
                 }
@@ -540,25 +535,6 @@ impl Node {
         Ok(if asks { 0 } else { dirty })
     }
 
-    /// Note durably what is about to be given up.
-    async fn note_given_up(&self, entry: &Entry, leaving: Leaving) -> Result<(), ApiError> {
-        let Some(what) = leaving.given_up() else {
-            return Ok(());
-        };
-        let (at, of) = (self.setup.layout().clone(), entry.name.clone());
-        let noted = beside(move || catalogue::give_up(&at, &of, what)).await?;
-        noted.map_err(|error| failed(format!("volume {}: {error}", entry.name)))
-    }
-
-    /// Nothing was given up.
-    pub(super) async fn keep_after_all(&self, entry: &Entry) {
-        let (at, of) = (self.setup.layout().clone(), entry.name.clone());
-        let kept = beside(move || catalogue::keep_after_all(&at, &of)).await;
-        if let Ok(Err(error)) = kept {
-            tracing::warn!("volume {}: {error}", entry.name);
-        }
-    }
-
     /// Close a volume whose place is given up, if it leaves it.
     async fn close_given_up(
         &self,
@@ -610,7 +586,7 @@ impl Node {
         is_given_up: bool,
         is_closing: bool,
     ) -> Result<u64, ApiError> {
-        let dirty = self.dirty_of_unopened(name, entry).await?;
+        let dirty = dirty_of_unopened(name, entry, &self.catalogue, &self.memories).await?;
         let conflict = |what: String| {
             let what = format!(
                 "volume {name}: it is not open and {what}: put it right and open it, or lose that with --discard-dirty"
@@ -625,7 +601,7 @@ impl Node {
         }
         if !loses
             && entry.home.is_some()
-            && let Some(why) = self.missing_backend(entry).await
+            && let Some(why) = missing_backend(entry, self.setup.layout()).await
         {
             return conflict(format!(
                 "its local store may hold the only copy of its data, since its backend is not whole ({why})"
@@ -650,102 +626,11 @@ impl Node {
         Ok(dirty.bytes_max)
     }
 
-    /// Why a volume's backend does not have all of it, as far as can be seen without opening it.
-    async fn missing_backend(&self, entry: &Entry) -> Option<String> {
-        let (url, bytes) = (entry.backend_url(self.setup.layout()), entry.bytes);
-        let looked = in_time(ANSWER_TIME_MAX, move || {
-            let found = BackendUrl::parse(&url).map(|url| url.place.find());
-            match found {
-                Ok(Ok(Some(found))) if found.bytes < bytes => {
-                    Some(format!("{} bytes of {bytes}", found.bytes))
-                }
-                Ok(Ok(Some(_))) => None,
-                Ok(Ok(None)) => Some("there is none".to_owned()),
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(error) => Some(error.to_string()),
-            }
-        });
-        looked
-            .await
-            .unwrap_or_else(|| Some("it does not answer".to_owned()))
-    }
-
-    /// Whether whatever is in the place of a volume's log can be looked at in time.
-    pub(super) async fn log_answers(&self, entry: &Entry) -> bool {
-        let path = entry.log_path(self.setup.layout());
-        let looked = in_time(ANSWER_TIME_MAX, move || inspect::log_owner(&path)).await;
-        looked.is_some()
-    }
-
-    /// What a volume that is not open has dirty: what its log says, or else its record.
-    pub(super) async fn dirty_of_unopened(
-        &self,
-        name: &str,
-        entry: &Entry,
-    ) -> Result<Dirty, ApiError> {
-        let (path, of, uuid) = (
-            entry.log_path(self.setup.layout()),
-            entry.clone(),
-            entry.uuid,
-        );
-        // Without memory to read its log, the record has to do, which never says less.
-        let memory = self.memories.to_read_log(entry);
-        let inspected = if let Ok(memory) = memory
-            && self.log_answers(entry).await
-        {
-            let look = move || {
-                let _memory = memory;
-                inspect::dirty_of(&path, of.uuid, of.encryption.as_ref())
-            };
-            tokio::task::spawn_blocking(look)
-                .await
-                .map_err(|error| failed(format!("volume {name}: {error}")))?
-        } else {
-            None
-        };
-        let loss = self.loss_of(entry).await;
-        let home = entry.home_path(self.setup.layout());
-        let at_home = match home {
-            Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
-            None => Some(Some((0, true))),
-        };
-        let inspected = inspected.zip(at_home.flatten());
-        let inspected = inspected.map(|((bytes, entries), (at_home, is_nothing))| {
-            (bytes + at_home, entries + u64::from(!is_nothing))
-        });
-        Ok(match inspected {
-            Some((bytes_max, entries)) => Dirty {
-                bytes_max,
-                is_exact: true,
-                is_none: entries == 0,
-            },
-            None => Dirty {
-                bytes_max: loss.dirty_bytes_max,
-                is_exact: loss.record.as_ref().is_some_and(|record| !record.in_use),
-                is_none: loss.is_none(),
-            },
-        })
-    }
-
     /// Drop what the read cache and the log device still hold of a closed volume.
     pub(super) async fn forget(&self, entry: &Entry) {
         self.forget_cached(entry).await;
-        self.forget_home(entry).await;
-        let log = entry.log_path(self.setup.layout());
-        let (path, uuid) = (log.clone(), entry.uuid);
-        let wiped = in_time(COMMAND_TIME_MAX, move || {
-            // Another disk may be in its place by now.
-            let is_its_own = is_block_device(&path) && inspect::log_owner(&path) == Some(uuid);
-            let wiped = is_its_own.then(|| inspect::wipe_device(&path));
-            wiped.and_then(|wiped| wiped.err().map(|error| error.to_string()))
-        });
-        if let Some(problem) = wiped.await.unwrap_or(Some("it does not answer".to_owned())) {
-            tracing::warn!(
-                "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
-                entry.name,
-                log.display()
-            );
-        }
+        wipe_home(entry, self.setup.layout()).await;
+        wipe_log(entry, self.setup.layout()).await;
     }
 
     /// Drop what the read cache holds of a closed volume whose number will not be used again.
@@ -757,35 +642,6 @@ impl Node {
         if let Err(error) = forgotten.await {
             // Its number is never used again, so what stays is only memory that ages out.
             tracing::warn!("volume {}: {error}", entry.name);
-        }
-    }
-}
-
-/// Dirty data of a volume that is not open.
-pub(super) struct Dirty {
-    /// Bytes at most.
-    pub bytes_max: u64,
-    is_exact: bool,
-    is_none: bool,
-}
-
-impl Dirty {
-    /// Whether it is certain that there is none, discards included.
-    pub fn is_none(&self) -> bool {
-        self.is_none
-    }
-}
-
-impl std::fmt::Display for Dirty {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.is_exact {
-            write!(f, "{} dirty bytes", self.bytes_max)
-        } else {
-            write!(
-                f,
-                "an unknown amount of dirty data, {} bytes at most,",
-                self.bytes_max
-            )
         }
     }
 }

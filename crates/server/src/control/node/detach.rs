@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::delete::Leaving;
 use super::open::NotOpen;
+use super::places::dirty_of_unopened;
 use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::Left;
@@ -23,8 +24,7 @@ impl Node {
             .await?;
         let slot = self.volumes.slot(name)?;
         let volume_name = parse_name(name)?;
-        let (at, of) = (self.setup.layout().clone(), volume_name.clone());
-        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let is_rest = self.catalogue.is_half_removed(&volume_name).await?;
         if is_rest
             || slot
                 .not_open
@@ -42,7 +42,7 @@ impl Node {
         };
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
         let layout = self.setup.layout().clone();
-        let number = self.next_volume_number(name).await?;
+        let number = self.catalogue.next_number(name).await?;
         let renumbered = Entry {
             number,
             ..entry.clone()
@@ -93,7 +93,7 @@ impl Node {
         let number = VolumeNumber(entry.number);
         let report = self.link.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
-            let dirty = self.dirty_of_unopened(name, entry).await?;
+            let dirty = dirty_of_unopened(name, entry, &self.catalogue, &self.memories).await?;
             if !options.discard_dirty && !dirty.is_none() {
                 return Err(ApiError::new(
                     ErrorKind::Conflict,

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
 use super::memory::{Memories, short};
-use super::{ANSWER_TIME_MAX, Node, in_time, invalid};
+use super::{Node, invalid};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport};
@@ -95,30 +95,6 @@ impl Node {
             ));
         }
         Ok(Some(path))
-    }
-
-    /// Drop what a device still holds of the local store of a closed volume.
-    pub(super) async fn forget_home(&self, entry: &Entry) {
-        let Some(path) = entry.home_path(self.setup.layout()) else {
-            return;
-        };
-        let (device, uuid) = (path.clone(), entry.uuid);
-        let wiped = in_time(ANSWER_TIME_MAX, move || {
-            if !is_block_device(&device) || !store::is_of(&device, uuid) {
-                return Ok(());
-            }
-            inspect::wipe_device(&device)
-        });
-        let problem = match wiped.await {
-            Some(Ok(())) => return,
-            Some(Err(error)) => error.to_string(),
-            None => "it does not answer".to_owned(),
-        };
-        tracing::warn!(
-            "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
-            entry.name,
-            path.display()
-        );
     }
 
     /// Tier out what is due, and go on with what the end of the last process has interrupted.

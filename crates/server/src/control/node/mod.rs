@@ -15,12 +15,14 @@ mod create;
 mod delete;
 mod detach;
 mod encryption;
+mod entries;
 mod heat;
 mod home;
 mod looks;
 mod memory;
 mod open;
 mod pins;
+mod places;
 mod record;
 mod report;
 mod scrub;
@@ -32,6 +34,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use entries::Catalogue;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
@@ -48,7 +51,7 @@ use uuid::Uuid;
 use volumes::Volumes;
 
 use super::link::{DataPath, Link, at_volume};
-use crate::catalogue::{self, Entry, VolumeName};
+use crate::catalogue::VolumeName;
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings};
 use crate::data_dir::DataDir;
@@ -82,7 +85,7 @@ struct Sample {
 pub struct Node {
     setup: Arc<Setup>,
     memories: Arc<Memories>,
-    dir: Arc<Mutex<DataDir>>,
+    catalogue: Catalogue,
     uuid: Uuid,
     events: Events,
     /// The state that each volume was in when it was last looked at.
@@ -147,7 +150,7 @@ impl Node {
             states: Mutex::default(),
             memories: Arc::new(Memories::new(Arc::clone(&setup))),
             setup,
-            dir,
+            catalogue: Catalogue::new(dir),
             volumes,
             openings: Mutex::default(),
             samples: Mutex::default(),
@@ -175,20 +178,6 @@ impl Node {
         let settings = settings.filter_map(|entry| self.setup.settings_of(&entry.settings).ok());
         let longest = settings.map(|settings| settings.log_answer_max_ms).max();
         Duration::from_millis(longest.unwrap_or(0)).min(Duration::from_nanos(LOG_PATIENCE_MAX.0))
-    }
-
-    /// Make a changed entry durable in the catalogue. The operation that marks the volume as busy keeps the order.
-    async fn update_entry(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (layout, entry) = (self.setup.layout().clone(), entry.clone());
-        let updated = beside(move || catalogue::update(&layout, &entry)).await?;
-        updated.map_err(|error| failed(error.to_string()))
-    }
-
-    /// Hand out a volume number that was never used, durably.
-    async fn next_volume_number(&self, name: &str) -> Result<u32, ApiError> {
-        let dir = Arc::clone(&self.dir);
-        let number = beside(move || lock(&dir).next_volume_number()).await?;
-        number.map_err(|error| failed(format!("volume {name}: {error}")))
     }
 
     /// Give every open volume its share of memory after their number has changed.

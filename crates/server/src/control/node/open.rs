@@ -34,7 +34,6 @@ use hdcs_backend::crypt::Unlocked;
 use hdcs_backend::home::store;
 use hdcs_backend::memory::ObjectMemory;
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::Volume as CoreVolume;
 use hdcs_frontend::VolumeNumber;
@@ -44,15 +43,14 @@ use uuid::Uuid;
 
 use super::create::{is_block_device, make_log};
 use super::delete::{DELETED, Leaving};
+use super::entries::Catalogue;
 use super::home::make_home;
+use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
 use super::volumes::Busy;
-use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed, in_time,
-    invalid, lock, scrub,
-};
+use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
 use crate::catalogue::{self, Entry, Found};
-use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
+use crate::data_dir::dirty::{DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::inspect;
 use crate::shard::command::{Command, OpenFailure, OpenedAs};
@@ -95,6 +93,42 @@ pub(super) enum NotOpen {
 }
 
 impl NotOpen {
+    /// Why a volume is not open after so many attempts in a row to open it, the last of which failed like this.
+    async fn of(
+        failure: &OpenFailure,
+        attempts: u32,
+        entry: &Entry,
+        catalogue: &Catalogue,
+    ) -> Self {
+        let why = failure.message.clone();
+        match failure.kind {
+            Failure::Unreachable | Failure::Shortage => Self::Waiting {
+                why,
+                attempts,
+                retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
+            },
+            Failure::LogLost => Self::LogLost {
+                why,
+                loss: catalogue.loss_of(entry).await,
+            },
+            Failure::LocalLost => Self::LocalStoreLost {
+                why,
+                loss: catalogue.loss_of(entry).await,
+            },
+            Failure::Gone => {
+                // Another node may have deleted it, who knows nothing of what is dirty here.
+                match catalogue.given_up(&entry.name).await {
+                    Some(what) => Self::Leaving {
+                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
+                        what: what.into(),
+                    },
+                    None => Self::Refused { why },
+                }
+            }
+            Failure::Refused => Self::Refused { why },
+        }
+    }
+
     /// What was given up in the backend by a deletion that did not end: nobody can open it any more, so it goes
     /// whenever that goes on. An image might be somebody else's by then.
     pub fn given_up(&self) -> Option<Leaving> {
@@ -171,13 +205,7 @@ impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
-        let layout = self.setup.layout().clone();
-        let absent = if entry.backend_is_new {
-            Absent::CreateNew
-        } else {
-            Absent::Create
-        };
-        let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
+        let gate = Arc::new(self.catalogue.gate(entry));
         let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
         let memory = self
             .memories
@@ -221,14 +249,15 @@ impl Node {
                 self.records
                     .track(&entry, self.setup.layout(), opened.log)
                     .await;
-                self.record_backend(&mut entry, opened.backend.as_deref())
+                self.catalogue
+                    .record_backend(&mut entry, opened.backend.as_deref())
                     .await;
                 None
             }
-            Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
+            Err(failure) => Some(NotOpen::of(failure, attempts, &entry, &self.catalogue).await),
         };
         if result.is_ok() {
-            self.keep_after_all(&entry).await;
+            self.catalogue.keep_after_all(&entry).await;
             self.begin_scrubs(&entry).await;
         }
         self.volumes.put(entry.clone(), not_open);
@@ -280,14 +309,14 @@ impl Node {
             Err(ApiError::new(ErrorKind::Conflict, message))
         };
         if let Found::Entry(entry) = self.volumes.slot(name)?.found {
-            if what == DELETED && !self.log_answers(&entry).await {
+            if what == DELETED && !log_answers(&entry, self.setup.layout()).await {
                 return refuse(format!(
                     "its write log {} does not answer, so that it cannot be removed: detach the volume \
                      with `hdcs volume detach`",
                     entry.log_path(self.setup.layout()).display()
                 ));
             }
-            let dirty = self.dirty_of_unopened(name, &entry).await?;
+            let dirty = dirty_of_unopened(name, &entry, &self.catalogue, &self.memories).await?;
             if !discard_dirty && !dirty.is_none() {
                 return refuse(format!(
                     "its write log or its backend does not answer, and its write log holds {dirty} that \
@@ -302,86 +331,6 @@ impl Node {
                 Command::GiveUpOpening(number, answer)
             })
             .await
-    }
-
-    /// Record what a volume's backend is, if that was not known.
-    async fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
-        if entry.backend_identity.is_some() || identity.is_none() {
-            return;
-        }
-        let known = Entry {
-            backend_identity: identity.map(str::to_owned),
-            ..entry.clone()
-        };
-        match self.update_entry(&known).await {
-            Ok(()) => *entry = known,
-            // Until it is recorded, another image in its place would not be noticed.
-            Err(error) => tracing::warn!(
-                "volume {}: its backend is not recorded: {error}",
-                entry.name
-            ),
-        }
-    }
-
-    async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
-        let why = failure.message.clone();
-        match failure.kind {
-            Failure::Unreachable | Failure::Shortage => NotOpen::Waiting {
-                why,
-                attempts,
-                retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
-            },
-            Failure::LogLost => NotOpen::LogLost {
-                why,
-                loss: self.loss_of(entry).await,
-            },
-            Failure::LocalLost => NotOpen::LocalStoreLost {
-                why,
-                loss: self.loss_of(entry).await,
-            },
-            Failure::Gone => {
-                let (at, of) = (self.setup.layout().clone(), entry.name.clone());
-                let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
-                // Another node may have deleted it, who knows nothing of what is dirty here.
-                match given_up.await.flatten() {
-                    Some(what) => NotOpen::Leaving {
-                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
-                        what: what.into(),
-                    },
-                    None => NotOpen::Refused { why },
-                }
-            }
-            Failure::Refused => NotOpen::Refused { why },
-        }
-    }
-
-    /// What is lost if the log of a volume is.
-    pub(super) async fn loss_of(&self, entry: &Entry) -> Loss {
-        let directory = catalogue::directory(self.setup.layout(), &entry.name);
-        let uuid = entry.uuid;
-        let read = in_time(ANSWER_TIME_MAX, move || {
-            let kept = kept::read(&directory, uuid).ok().flatten();
-            (DirtyRecord::read(&directory, uuid), kept)
-        });
-        // What cannot be read in time may be anything.
-        let (record, kept) = read.await.unwrap_or_default();
-        let is_empty = |record: &DirtyRecord| {
-            let same = kept.filter(|kept| kept.log.get() == record.log);
-            let has_all =
-                |kept: LogSuperblock| kept::is_empty(&kept) && kept.lost_ranges.get() == 0;
-            entry.home.is_none() && same.is_some_and(has_all)
-        };
-        let record = record.map(|record| {
-            if !is_empty(&record) {
-                return record;
-            }
-            // It was given up when its device failed, once the backend had everything.
-            record.closed(Left {
-                dirty_bytes: 0,
-                nothing: true,
-            })
-        });
-        Loss::of(record, entry.dirty_bytes_max())
     }
 
     /// Open a volume that is in the catalogue, unless something else is being done to it.
@@ -409,22 +358,7 @@ impl Node {
     /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
     /// what takes long goes on opening when this has returned.
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
-        let dir = Arc::clone(&self.dir);
-        let recovered = beside(move || {
-            let mut dir = lock(&dir);
-            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
-            let mut scrubs = Vec::new();
-            for found in recovered.volumes.values() {
-                if let Found::Entry(entry) = found {
-                    dir.note_used_number(entry.number)
-                        .map_err(|error| failed(error.to_string()))?;
-                    let directory = catalogue::directory(dir.layout(), &entry.name);
-                    scrubs.push((entry.number, scrub::read(&directory)));
-                }
-            }
-            Ok::<_, ApiError>((recovered, scrubs))
-        });
-        let (recovered, scrubs) = recovered.await??;
+        let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
             self.note_scrubs(number, record);
         }
@@ -500,7 +434,7 @@ impl Node {
         let volumes = self.volumes.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
-            let loss = self.loss_of(&entry).await;
+            let loss = self.catalogue.loss_of(&entry).await;
             let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == Failure::LocalLost;
             if !failure.kind.is_loss() || !may_lose {
@@ -563,7 +497,7 @@ impl Node {
                     .map_err(|error| invalid(format!("volume {name}: {error}")))?
             }
         };
-        let number = self.next_volume_number(name).await?;
+        let number = self.catalogue.next_number(name).await?;
         let new = Entry {
             number,
             log,

@@ -88,7 +88,7 @@ impl Node {
             )));
         }
         self.apply_pins(&entry).await?;
-        if let Err(error) = self.update_entry(&entry).await {
+        if let Err(error) = self.catalogue.update(&entry).await {
             let unchanged = Entry {
                 pins: before,
                 ..entry
