@@ -572,7 +572,7 @@ impl Node {
     /// Keep no account of a volume any more that is closed, or will be.
     async fn untrack(&self, number: u32) {
         self.records.untrack(number).await;
-        self.forget_scrubs(number);
+        self.scrubs.forget(number);
         self.forget_heat(number).await;
     }
 

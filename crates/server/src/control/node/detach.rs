@@ -134,7 +134,7 @@ impl Node {
             })
             .await?;
         self.records.closed(entry.number, left).await;
-        self.forget_scrubs(entry.number);
+        self.scrubs.forget(entry.number);
         self.forget_heat(entry.number).await;
         self.forget_cached(entry).await;
         Ok(left.map_or(dirty, |left| left.dirty_bytes))

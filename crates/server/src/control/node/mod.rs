@@ -45,6 +45,7 @@ use hdcs_frontend::nbd::tls::Certificates;
 use memory::Memories;
 use open::Opening;
 use record::Records;
+use scrub::Scrubs;
 use setup::Setup;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
@@ -90,7 +91,7 @@ pub struct Node {
     events: Events,
     /// The state that each volume was in when it was last looked at.
     states: Mutex<BTreeMap<String, String>>,
-    volumes: Volumes,
+    volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
     samples: Mutex<BTreeMap<u32, Sample>>,
@@ -98,7 +99,7 @@ pub struct Node {
     /// Copies that clones have to make, by the volume that is cloned.
     copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
-    scrubs: scrub::Scrubs,
+    scrubs: Arc<Scrubs>,
     heats: heat::Heats,
     link: Arc<Link>,
     /// For looks at what a file takes up that are under way.
@@ -143,12 +144,19 @@ impl Node {
         };
         let setup = Arc::new(Setup::new(config, budget, layout));
         let link = Arc::new(Link::new(path));
-        let volumes = Volumes::new(Arc::clone(&setup), Arc::clone(&link));
+        let volumes = Arc::new(Volumes::new(Arc::clone(&setup), Arc::clone(&link)));
+        let memories = Arc::new(Memories::new(Arc::clone(&setup)));
+        let scrubs = Scrubs::new(
+            Arc::clone(&setup),
+            Arc::clone(&link),
+            Arc::clone(&volumes),
+            Arc::clone(&memories),
+        );
         Self {
             uuid,
             events,
             states: Mutex::default(),
-            memories: Arc::new(Memories::new(Arc::clone(&setup))),
+            memories,
             setup,
             catalogue: Catalogue::new(dir),
             volumes,
@@ -157,7 +165,7 @@ impl Node {
             tier_times: Mutex::default(),
             copies: Mutex::default(),
             records: Records::default(),
-            scrubs: scrub::Scrubs::default(),
+            scrubs: Arc::new(scrubs),
             heats: heat::Heats::default(),
             link,
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),

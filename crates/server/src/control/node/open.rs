@@ -258,7 +258,7 @@ impl Node {
         };
         if result.is_ok() {
             self.catalogue.keep_after_all(&entry).await;
-            self.begin_scrubs(&entry).await;
+            self.scrubs.track(&entry).await;
         }
         self.volumes.put(entry.clone(), not_open);
         if result.is_ok() {
@@ -360,7 +360,7 @@ impl Node {
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
         let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
-            self.note_scrubs(number, record);
+            self.scrubs.note(number, record);
         }
         for what in recovered.removed {
             tracing::warn!("removed {what}");

@@ -130,7 +130,7 @@ impl Node {
             let age = not_open.hangs_for();
             volume.trouble_ms = age.map(|age| age.as_millis() as u64);
         }
-        volume.scrub = Some(self.scrub_view(entry));
+        volume.scrub = Some(self.scrubs.view(entry));
         volume.heat = self.heat_view(entry);
         let layout = self.setup.layout().clone();
         volume.number = entry.number;

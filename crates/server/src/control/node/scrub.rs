@@ -23,8 +23,12 @@ use hdcs_frontend::VolumeNumber;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::memory::Memories;
+use super::setup::Setup;
+use super::volumes::Volumes;
 use super::{ANSWER_TIME_MAX, Node, at_volume, find, in_time, invalid, lock};
 use crate::catalogue::{self, Entry};
+use crate::control::link::Link;
 use crate::data_dir::beside::{SCRUB, SCRUB_FILE};
 use crate::data_dir::sealed;
 use crate::inspect;
@@ -52,8 +56,12 @@ pub(super) struct Record {
 }
 
 /// What the node knows of scrubs.
-#[derive(Default)]
 pub(super) struct Scrubs {
+    setup: Arc<Setup>,
+    link: Arc<Link>,
+    volumes: Arc<Volumes>,
+    memories: Arc<Memories>,
+    /// Scrubs that are under way, by the number of the volume.
     running: Mutex<BTreeMap<u32, Arc<Progress>>>,
     records: Arc<Mutex<BTreeMap<u32, Known>>>,
 }
@@ -68,7 +76,27 @@ struct Known {
     has_changed: bool,
 }
 
+/// How a scrub ended, if it came to an end.
+type Ended = Result<Arc<Progress>, ApiError>;
+
 impl Scrubs {
+    /// Nothing is known yet.
+    pub fn new(
+        setup: Arc<Setup>,
+        link: Arc<Link>,
+        volumes: Arc<Volumes>,
+        memories: Arc<Memories>,
+    ) -> Self {
+        Self {
+            setup,
+            link,
+            volumes,
+            memories,
+            running: Mutex::default(),
+            records: Arc::default(),
+        }
+    }
+
     /// A volume is gone, or goes.
     pub fn cancel(&self, number: u32) -> bool {
         let running = lock(&self.running);
@@ -82,38 +110,33 @@ impl Scrubs {
             .values()
             .for_each(|progress| progress.cancel());
     }
-}
 
-/// How a scrub ended, if it came to an end.
-type Ended = Result<Arc<Progress>, ApiError>;
-
-impl Node {
     /// What is known of a volume's scrubs, once that was read.
-    fn scrub_record(&self, number: u32) -> Option<Record> {
-        let records = lock(&self.scrubs.records);
+    fn record_of(&self, number: u32) -> Option<Record> {
+        let records = lock(&self.records);
         records.get(&number).map(|known| known.record.clone())
     }
 
     /// A volume was found in the catalogue, with this on record.
-    pub(super) fn note_scrubs(&self, number: u32, record: Option<Record>) {
+    pub fn note(&self, number: u32, record: Option<Record>) {
         if let Some(record) = record {
             let known = Known {
                 record,
                 ..Known::default()
             };
-            lock(&self.scrubs.records).insert(number, known);
+            lock(&self.records).insert(number, known);
         }
     }
 
     /// A volume was opened. What was never recorded begins to count now.
-    pub(super) async fn begin_scrubs(&self, entry: &Entry) {
-        if self.scrub_record(entry.number).is_some() {
+    pub async fn track(&self, entry: &Entry) {
+        if self.record_of(entry.number).is_some() {
             return;
         }
         let directory = catalogue::directory(self.setup.layout(), &entry.name);
         match in_time(ANSWER_TIME_MAX, move || read(&directory)).await {
-            Some(Some(record)) => self.note_scrubs(entry.number, Some(record)),
-            Some(None) => self.record_scrubs(entry, |record| record.since_ms = unix_ms()),
+            Some(Some(record)) => self.note(entry.number, Some(record)),
+            Some(None) => self.record(entry, |record| record.since_ms = unix_ms()),
             // Nobody knows what it says: it is neither replaced nor followed.
             None => tracing::warn!(
                 volume = entry.name.as_str(),
@@ -123,9 +146,9 @@ impl Node {
     }
 
     /// Change the record of a volume, and have it written; returns at once.
-    fn record_scrubs(&self, entry: &Entry, change: impl FnOnce(&mut Record)) {
+    fn record(&self, entry: &Entry, change: impl FnOnce(&mut Record)) {
         {
-            let mut records = lock(&self.scrubs.records);
+            let mut records = lock(&self.records);
             let known = records.entry(entry.number).or_default();
             change(&mut known.record);
             known.has_changed = true;
@@ -134,19 +157,17 @@ impl Node {
             }
         }
         let path = catalogue::directory(self.setup.layout(), &entry.name).join(SCRUB_FILE);
-        let (records, number) = (Arc::clone(&self.scrubs.records), entry.number);
+        let (records, number) = (Arc::clone(&self.records), entry.number);
         tokio::task::spawn_blocking(move || keep(&records, number, &path));
     }
 
     /// The running scrub and the last whole one, as the API has it.
-    pub(super) fn scrub_view(&self, entry: &Entry) -> Scrub {
+    pub fn view(&self, entry: &Entry) -> Scrub {
         let mut view = Scrub {
-            last: self
-                .scrub_record(entry.number)
-                .and_then(|record| record.last),
+            last: self.record_of(entry.number).and_then(|record| record.last),
             ..Scrub::default()
         };
-        if let Some(progress) = lock(&self.scrubs.running).get(&entry.number) {
+        if let Some(progress) = lock(&self.running).get(&entry.number) {
             let (part, bytes, left) = progress.part();
             let (bad_blocks, healed_blocks) = progress.blocks();
             view.running = true;
@@ -162,38 +183,11 @@ impl Node {
         view
     }
 
-    /// Begin to scrub a volume.
-    pub async fn scrub(
-        self: &Arc<Self>,
-        name: &str,
-        request: ScrubVolume,
-    ) -> Result<Volume, ApiError> {
-        let entry = self.volumes.entry(name)?;
-        let rate = match request.rate_bytes_per_s {
-            Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
-            Some(rate) => rate,
-            None => self.setup.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
-        };
-        self.begin_scrub(&entry, rate)?;
-        self.volume(name).await
-    }
-
-    /// End a running scrub soon.
-    pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
-        let entry = self.volumes.entry(name)?;
-        if self.scrubs.cancel(entry.number) {
-            return Ok(());
-        }
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: it is not being scrubbed"),
-        ))
-    }
-
-    fn begin_scrub(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
+    /// Begin to scrub a volume, at so many bytes a second.
+    pub fn begin(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
         let progress = Arc::new(Progress::new(rate));
         {
-            let mut running = lock(&self.scrubs.running);
+            let mut running = lock(&self.running);
             // Several would read several times as much a second.
             if let Some(&other) = running.keys().next() {
                 let which = self.volumes.name_of(VolumeNumber(other));
@@ -209,12 +203,12 @@ impl Node {
             }
             running.insert(entry.number, Arc::clone(&progress));
         }
-        let (node, entry) = (Arc::clone(self), entry.clone());
+        let (scrubs, entry) = (Arc::clone(self), entry.clone());
         // Its end is in the record, and in the log.
         tokio::spawn(async move {
-            let ended = node.scrub_all(&entry, progress).await;
-            node.scrub_has_ended(&entry, ended);
-            lock(&node.scrubs.running).remove(&entry.number);
+            let ended = scrubs.scrub_all(&entry, progress).await;
+            scrubs.note_end(&entry, ended);
+            lock(&scrubs.running).remove(&entry.number);
         });
         Ok(())
     }
@@ -362,7 +356,7 @@ impl Node {
         Ok(())
     }
 
-    fn scrub_has_ended(&self, entry: &Entry, ended: Ended) {
+    fn note_end(&self, entry: &Entry, ended: Ended) {
         let name = entry.name.as_str();
         // A volume that has left meanwhile, or come back as another one, has no result.
         let is_there = self
@@ -373,7 +367,7 @@ impl Node {
             Ok(progress) if !progress.is_cancelled() && is_there => progress,
             Ok(_) => return tracing::info!(volume = name, "its scrub was cancelled"),
             Err(error) => {
-                self.postpone_scrub(entry);
+                self.postpone(entry);
                 return tracing::warn!(volume = name, "its scrub did not come to its end: {error}");
             }
         };
@@ -398,7 +392,7 @@ impl Node {
             problems = last.problems.len(),
             "it was scrubbed"
         );
-        self.record_scrubs(entry, |record| {
+        self.record(entry, |record| {
             *record = Record {
                 since_ms: last.ended_ms,
                 last: Some(last),
@@ -407,30 +401,30 @@ impl Node {
     }
 
     /// Nothing came of it: try again sooner than after the whole interval, but not at once.
-    fn postpone_scrub(&self, entry: &Entry) {
-        let interval = self.scrub_interval_ms(entry);
+    fn postpone(&self, entry: &Entry) {
+        let interval = self.interval_ms(entry);
         let since = retried_since(unix_ms(), interval);
-        if let Some(known) = lock(&self.scrubs.records).get_mut(&entry.number) {
+        if let Some(known) = lock(&self.records).get_mut(&entry.number) {
             known.record.since_ms = known.record.since_ms.max(since);
         }
     }
 
-    fn scrub_interval_ms(&self, entry: &Entry) -> u64 {
+    fn interval_ms(&self, entry: &Entry) -> u64 {
         let settings = self.setup.settings_of(&entry.settings);
         settings.map_or(0, |settings| settings.scrub_interval_h) * HOUR_MS
     }
 
     /// Scrub the volume whose turn it is, if none is being scrubbed; called about once a second.
-    pub fn scrub_by_schedule(self: &Arc<Self>) {
-        if !lock(&self.scrubs.running).is_empty() {
+    pub fn begin_by_schedule(self: &Arc<Self>) {
+        if !lock(&self.running).is_empty() {
             return;
         }
         let now = unix_ms();
         let open = self.volumes.entries().into_iter().filter_map(|entry| {
-            let interval = self.scrub_interval_ms(&entry);
+            let interval = self.interval_ms(&entry);
             let is_open = self.volumes.entry(entry.name.as_str()).is_ok();
             let is_wanted = interval > 0 && is_open;
-            let record = is_wanted.then(|| self.scrub_record(entry.number))?;
+            let record = is_wanted.then(|| self.record_of(entry.number))?;
             Some((record?.since_ms, interval, entry))
         });
         let Some(entry) = next_due(now, open) else {
@@ -439,15 +433,46 @@ impl Node {
         let Ok(settings) = self.setup.settings_of(&entry.settings) else {
             return;
         };
-        if let Err(error) = self.begin_scrub(&entry, settings.scrub_rate_mib_s * MIB) {
+        if let Err(error) = self.begin(&entry, settings.scrub_rate_mib_s * MIB) {
             tracing::debug!("{error}");
         }
     }
 
     /// No scrub may stand in the way of a volume's end.
-    pub(super) fn forget_scrubs(&self, number: u32) {
-        self.scrubs.cancel(number);
-        lock(&self.scrubs.records).remove(&number);
+    pub fn forget(&self, number: u32) {
+        self.cancel(number);
+        lock(&self.records).remove(&number);
+    }
+}
+
+impl Node {
+    /// Begin to scrub a volume.
+    pub async fn scrub(&self, name: &str, request: ScrubVolume) -> Result<Volume, ApiError> {
+        let entry = self.volumes.entry(name)?;
+        let rate = match request.rate_bytes_per_s {
+            Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
+            Some(rate) => rate,
+            None => self.setup.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
+        };
+        self.scrubs.begin(&entry, rate)?;
+        self.volume(name).await
+    }
+
+    /// End a running scrub soon.
+    pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
+        let entry = self.volumes.entry(name)?;
+        if self.scrubs.cancel(entry.number) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: it is not being scrubbed"),
+        ))
+    }
+
+    /// Scrub the volume whose turn it is, if none is being scrubbed; called about once a second.
+    pub fn scrub_by_schedule(&self) {
+        self.scrubs.begin_by_schedule();
     }
 }
 
