@@ -573,7 +573,7 @@ impl Node {
     async fn untrack(&self, number: u32) {
         self.records.untrack(number).await;
         self.scrubs.forget(number);
-        self.forget_heat(number).await;
+        self.heats.forget(number).await;
     }
 
     /// The same for a volume that could not be opened: what it holds is read from its log. What its place is given

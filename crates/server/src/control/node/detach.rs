@@ -135,7 +135,7 @@ impl Node {
             .await?;
         self.records.closed(entry.number, left).await;
         self.scrubs.forget(entry.number);
-        self.forget_heat(entry.number).await;
+        self.heats.forget(entry.number).await;
         self.forget_cached(entry).await;
         Ok(left.map_or(dirty, |left| left.dirty_bytes))
     }

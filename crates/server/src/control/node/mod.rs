@@ -42,6 +42,7 @@ use hdcs_backend::copying::Copying;
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
+use heat::Heats;
 use memory::Memories;
 use open::Opening;
 use record::Records;
@@ -100,7 +101,7 @@ pub struct Node {
     copies: Mutex<BTreeMap<String, Arc<Copying>>>,
     records: Records,
     scrubs: Arc<Scrubs>,
-    heats: heat::Heats,
+    heats: Arc<Heats>,
     link: Arc<Link>,
     /// For looks at what a file takes up that are under way.
     looks: Arc<Semaphore>,
@@ -146,6 +147,7 @@ impl Node {
         let link = Arc::new(Link::new(path));
         let volumes = Arc::new(Volumes::new(Arc::clone(&setup), Arc::clone(&link)));
         let memories = Arc::new(Memories::new(Arc::clone(&setup)));
+        let heats = Heats::new(Arc::clone(&setup), Arc::clone(&link), Arc::clone(&volumes));
         let scrubs = Scrubs::new(
             Arc::clone(&setup),
             Arc::clone(&link),
@@ -166,7 +168,7 @@ impl Node {
             copies: Mutex::default(),
             records: Records::default(),
             scrubs: Arc::new(scrubs),
-            heats: heat::Heats::default(),
+            heats: Arc::new(heats),
             link,
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             nbd_listen,
@@ -263,7 +265,7 @@ impl Node {
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
         self.scrubs.cancel_all();
-        self.save_heat_at_stop().await;
+        self.heats.save_at_stop().await;
         let closed = self
             .link
             .ask("stopping", STOP_TIME_MAX, |answer| Command::Stop {

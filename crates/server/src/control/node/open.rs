@@ -262,7 +262,7 @@ impl Node {
         }
         self.volumes.put(entry.clone(), not_open);
         if result.is_ok() {
-            self.begin_heat(&entry).await;
+            self.heats.track(&entry).await;
         }
         result.map(drop)
     }

@@ -131,7 +131,7 @@ impl Node {
             volume.trouble_ms = age.map(|age| age.as_millis() as u64);
         }
         volume.scrub = Some(self.scrubs.view(entry));
-        volume.heat = self.heat_view(entry);
+        volume.heat = self.heats.view(entry);
         let layout = self.setup.layout().clone();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();
