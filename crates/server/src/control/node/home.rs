@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Mode};
@@ -17,13 +18,67 @@ use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
 use super::memory::{Memories, short};
-use super::{Node, invalid};
+use super::setup::Setup;
+use super::volumes::Volumes;
+use super::{Node, invalid, lock};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
+use crate::control::link::Link;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport};
 
-/// When what a volume has dirty was last tiered out by the schedule, or is taken to have been.
-pub(super) type TierTimes = BTreeMap<u32, Instant>;
+/// When what each volume has dirty was last tiered out by the schedule, or is taken to have been, by its number.
+#[derive(Debug, Default)]
+pub(super) struct Tiers {
+    last: Mutex<BTreeMap<u32, Instant>>,
+}
+
+impl Tiers {
+    /// Tier out what is due, and go on with what the end of the last process has interrupted.
+    pub fn begin_by_schedule(
+        &self,
+        report: &ShardReport,
+        setup: &Setup,
+        volumes: &Volumes,
+        link: &Link,
+    ) {
+        let mut times = lock(&self.last);
+        let now = Instant::now();
+        times.retain(|number, _| {
+            let mut open = report.volumes.iter();
+            open.any(|volume| volume.config.number == *number)
+        });
+        for entry in volumes.entries() {
+            let number = VolumeNumber(entry.number);
+            let home = super::find(report, number).and_then(|volume| volume.home);
+            let Some(home) = home else {
+                continue;
+            };
+            let is_new = !times.contains_key(&entry.number);
+            let last = times.entry(entry.number).or_insert(now);
+            // What is interrupted from now on was cancelled.
+            if home.tier != TierState::Idle {
+                continue;
+            }
+            let interval_s = setup
+                .settings_of(&entry.settings)
+                .map_or(0, |settings| settings.tier_interval_s);
+            let interval = Duration::from_secs(interval_s);
+            let is_owed = home.dirty_bytes + home.zero_bytes > 0;
+            let is_due = interval_s > 0 && now.duration_since(*last) >= interval && is_owed;
+            let is_interrupted = is_new && home.between;
+            if !is_due && !is_interrupted {
+                continue;
+            }
+            *last = now;
+            let is_busy = volumes.is_busy(entry.name.as_str());
+            if !is_busy {
+                // Whether it has begun shows in the counters.
+                let (answer, _) = oneshot::channel();
+                link.send(Command::DestageAll(number, answer));
+            }
+        }
+    }
+}
 
 impl Node {
     /// Check where the local store of a new volume is to be, if it is to have one.
@@ -95,46 +150,6 @@ impl Node {
             ));
         }
         Ok(Some(path))
-    }
-
-    /// Tier out what is due, and go on with what the end of the last process has interrupted.
-    pub(super) fn tier_by_schedule(&self, report: &ShardReport, times: &mut TierTimes) {
-        let now = Instant::now();
-        times.retain(|number, _| {
-            let mut volumes = report.volumes.iter();
-            volumes.any(|volume| volume.config.number == *number)
-        });
-        for entry in self.volumes.entries() {
-            let number = VolumeNumber(entry.number);
-            let home = super::find(report, number).and_then(|volume| volume.home);
-            let Some(home) = home else {
-                continue;
-            };
-            let is_new = !times.contains_key(&entry.number);
-            let last = times.entry(entry.number).or_insert(now);
-            // What is interrupted from now on was cancelled.
-            if home.tier != TierState::Idle {
-                continue;
-            }
-            let interval_s = self
-                .setup
-                .settings_of(&entry.settings)
-                .map_or(0, |settings| settings.tier_interval_s);
-            let interval = Duration::from_secs(interval_s);
-            let is_owed = home.dirty_bytes + home.zero_bytes > 0;
-            let is_due = interval_s > 0 && now.duration_since(*last) >= interval && is_owed;
-            let is_interrupted = is_new && home.between;
-            if !is_due && !is_interrupted {
-                continue;
-            }
-            *last = now;
-            let is_busy = self.volumes.is_busy(entry.name.as_str());
-            if !is_busy {
-                // Whether it has begun shows in the counters.
-                let (answer, _) = oneshot::channel();
-                self.link.send(Command::DestageAll(number, answer));
-            }
-        }
     }
 }
 

@@ -29,6 +29,7 @@ mod scrub;
 mod setup;
 mod snapshots;
 mod volumes;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,19 +39,21 @@ use entries::Catalogue;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
-use hdcs_backend::copying::Copying;
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
 use heat::Heats;
+use home::Tiers;
 use memory::Memories;
 use open::Opening;
 use record::Records;
 use scrub::Scrubs;
 use setup::Setup;
+use snapshots::Copies;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 use volumes::Volumes;
+use watch::Watch;
 
 use super::link::{DataPath, Link, at_volume};
 use crate::catalogue::VolumeName;
@@ -75,14 +78,6 @@ const WATCH_PERIOD: Duration = Duration::from_millis(50);
 /// Looks at what a volume's file takes up that may be under way at once.
 const LOOKS_MAX: usize = 8;
 
-/// Destaged bytes at one moment, and the rate up to then.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    at: Instant,
-    destaged_bytes: u64,
-    bytes_per_s: u64,
-}
-
 /// The node.
 pub struct Node {
     setup: Arc<Setup>,
@@ -90,15 +85,12 @@ pub struct Node {
     catalogue: Catalogue,
     uuid: Uuid,
     events: Events,
-    /// The state that each volume was in when it was last looked at.
-    states: Mutex<BTreeMap<String, String>>,
+    watch: Watch,
     volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
-    samples: Mutex<BTreeMap<u32, Sample>>,
-    tier_times: Mutex<home::TierTimes>,
-    /// Copies that clones have to make, by the volume that is cloned.
-    copies: Mutex<BTreeMap<String, Arc<Copying>>>,
+    tiers: Tiers,
+    copies: Copies,
     records: Records,
     scrubs: Arc<Scrubs>,
     heats: Arc<Heats>,
@@ -157,15 +149,14 @@ impl Node {
         Self {
             uuid,
             events,
-            states: Mutex::default(),
+            watch: Watch::default(),
             memories,
             setup,
             catalogue: Catalogue::new(dir),
             volumes,
             openings: Mutex::default(),
-            samples: Mutex::default(),
-            tier_times: Mutex::default(),
-            copies: Mutex::default(),
+            tiers: Tiers::default(),
+            copies: Copies::default(),
             records: Records::default(),
             scrubs: Arc::new(scrubs),
             heats: Arc::new(heats),

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
@@ -15,7 +14,7 @@ use hdcs_frontend::VolumeNumber;
 
 use super::record::Asked;
 use super::volumes::Slot;
-use super::{Node, Sample, find, in_time, lock};
+use super::{Node, find, in_time};
 use crate::catalogue::Found;
 use crate::control::view;
 use crate::logging;
@@ -41,11 +40,7 @@ impl Node {
     /// Every volume.
     pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
         let report = self.link.report().await?;
-        let slots = self.volumes.slots();
-        Ok(slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, Some(&report)))
-            .collect())
+        Ok(self.views(Some(&report)))
     }
 
     /// One volume.
@@ -74,11 +69,7 @@ impl Node {
             Err(error) if error.kind == ErrorKind::Timeout => None,
             Err(error) => return Err(error),
         };
-        let slots = self.volumes.slots();
-        let volumes: Vec<_> = slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, report.as_deref()))
-            .collect();
+        let volumes = self.views(report.as_deref());
         Ok(Scrape {
             node: self.uuid.to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
@@ -87,6 +78,15 @@ impl Node {
             status: report.map(|report| self.status_of(&report, &volumes)),
             volumes,
         })
+    }
+
+    /// Every volume as a report says it is, by name.
+    fn views(&self, report: Option<&ShardReport>) -> Vec<Volume> {
+        let slots = self.volumes.slots();
+        let views = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, report));
+        views.collect()
     }
 
     fn view(&self, name: &str, slot: &Slot, report: Option<&ShardReport>) -> Volume {
@@ -157,15 +157,13 @@ impl Node {
             volume.pin_trouble.clone_from(&found.pin_trouble);
             volume.benefit = Some(view::benefit(&found.benefit));
             volume.connections = found.connections as u64;
-            let rate = lock(&self.samples)
-                .get(&entry.number)
-                .map_or(0, |sample| sample.bytes_per_s);
+            let rate = self.watch.destage_bytes_per_s(entry.number);
             volume.allocated_bytes = found.store.as_ref().map(|store| store.stored_bytes);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
                 qos: view::qos(&found.qos),
                 home: found.home.as_ref().map(view::home),
-                copy_remaining_bytes: self.copy_left(&volume.name, found),
+                copy_remaining_bytes: self.copies.left_bytes(&volume.name, found),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
@@ -176,12 +174,7 @@ impl Node {
     /// The node as a whole.
     pub async fn status(&self) -> Result<Status, ApiError> {
         let report = self.link.report().await?;
-        let slots = self.volumes.slots();
-        let views: Vec<_> = slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, Some(&report)))
-            .collect();
-        Ok(self.status_of(&report, &views))
+        Ok(self.status_of(&report, &self.views(Some(&report))))
     }
 
     fn status_of(&self, report: &ShardReport, views: &[Volume]) -> Status {
@@ -240,26 +233,6 @@ impl Node {
         }
     }
 
-    /// Note which volumes are in another state than when this was last looked at.
-    fn note_states(&self, report: &ShardReport) {
-        let slots = self.volumes.slots();
-        let mut states = lock(&self.states);
-        states.retain(|name, _| slots.contains_key(name));
-        for (name, slot) in &slots {
-            let volume = self.view(name, slot, Some(report));
-            let before = states.insert(name.clone(), volume.state.clone());
-            let before = before.as_deref().unwrap_or("new");
-            if before == volume.state || (before == "new" && volume.phase == "opening") {
-                continue;
-            }
-            let event = Event::new("state", Outcome::Seen, "node")
-                .of(name)
-                .what(format!("{before} → {}", volume.state));
-            self.events
-                .note(event.why(volume.reason.unwrap_or_default()));
-        }
-    }
-
     /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
     pub async fn sample(&self) {
         let asked = Asked::now();
@@ -267,29 +240,15 @@ impl Node {
         let Ok(report) = self.link.report().await else {
             return;
         };
-        self.note_states(&report);
+        let slots = self.volumes.slots();
+        let views = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, Some(&report)));
+        self.watch.note_states(views, &self.events);
         self.records.renew(asked, &report);
-        self.tier_by_schedule(&report, &mut lock(&self.tier_times));
+        self.tiers
+            .begin_by_schedule(&report, &self.setup, &self.volumes, &self.link);
         self.record_sizes(&report).await;
-        let now = Instant::now();
-        let mut samples = lock(&self.samples);
-        let mut fresh = BTreeMap::new();
-        for volume in &report.volumes {
-            let destaged_bytes = volume.stats.destaged_bytes;
-            let before = samples.get(&volume.config.number);
-            let bytes_per_s = before.map_or(0, |before| {
-                let seconds = (now - before.at).as_secs_f64().max(0.001);
-                (destaged_bytes.saturating_sub(before.destaged_bytes) as f64 / seconds) as u64
-            });
-            fresh.insert(
-                volume.config.number,
-                Sample {
-                    at: now,
-                    destaged_bytes,
-                    bytes_per_s,
-                },
-            );
-        }
-        *samples = fresh;
+        self.watch.sample(&report);
     }
 }

@@ -8,8 +8,9 @@
 //! 3. A clone is deleted by saying so at its place before its parent may free anything; if the place
 //!    has another owner by now, it is left alone.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdcs_api::time::unix_ms;
@@ -96,15 +97,48 @@ pub(super) fn sweep(name: &str, url: String, key: Option<Uuid>) {
 }
 
 /// Notes a copy for as long as it may be under way.
-struct Copied<'a> {
-    node: &'a Node,
+pub(super) struct Copied<'a> {
+    copies: &'a Copies,
     name: String,
     copying: Arc<Copying>,
 }
 
 impl Drop for Copied<'_> {
     fn drop(&mut self) {
-        lock(&self.node.copies).remove(&self.name);
+        lock(&self.copies.under_way).remove(&self.name);
+    }
+}
+
+/// Copies that clones have to make, by the volume that is cloned.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    under_way: Mutex<BTreeMap<String, Arc<Copying>>>,
+}
+
+impl Copies {
+    /// Note that something of a volume is being copied, so that it can be seen and cancelled.
+    fn begin(&self, name: &str, is_allowed: bool) -> Copied<'_> {
+        let copying = Arc::new(Copying::new(is_allowed));
+        lock(&self.under_way).insert(name.to_owned(), Arc::clone(&copying));
+        Copied {
+            copies: self,
+            name: name.to_owned(),
+            copying,
+        }
+    }
+
+    /// Bytes that are still to be copied for a snapshot or clone of a volume.
+    pub fn left_bytes(&self, name: &str, volume: &VolumeReport) -> u64 {
+        let copies = lock(&self.under_way);
+        let for_clone = copies.get(name).map(|copying| copying.progress());
+        volume.copying.left_bytes + for_clone.unwrap_or_default().left_bytes
+    }
+
+    /// Give up what is being copied of a volume, if something is.
+    fn cancel(&self, name: &str) {
+        if let Some(copying) = lock(&self.under_way).get(name) {
+            copying.cancel();
+        }
     }
 }
 
@@ -447,7 +481,7 @@ impl Node {
         let (place, layout) = (clone.backend.clone(), self.setup.layout().clone());
         let key = entry.encryption.clone().map(|encryption| encryption.key);
         let identity = entry.backend_identity.clone();
-        let copied = self.begin_copy(name, copy);
+        let copied = self.copies.begin(name, copy);
         let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
             let _memory = memory;
@@ -645,33 +679,13 @@ impl Node {
 
     /// Give up the snapshot or clone of a volume that is being made.
     pub async fn cancel_copy(&self, name: &str) -> Result<(), ApiError> {
-        if let Some(copying) = lock(&self.copies).get(name) {
-            copying.cancel();
-        }
+        self.copies.cancel(name);
         let number = VolumeNumber(self.volumes.entry(name)?.number);
         self.link
             .command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
                 Command::CancelSnapshot(number, answer)
             })
             .await
-    }
-
-    /// Note that something of a volume is being copied, so that it can be seen and cancelled.
-    fn begin_copy(&self, name: &str, is_allowed: bool) -> Copied<'_> {
-        let copying = Arc::new(Copying::new(is_allowed));
-        lock(&self.copies).insert(name.to_owned(), Arc::clone(&copying));
-        Copied {
-            node: self,
-            name: name.to_owned(),
-            copying,
-        }
-    }
-
-    /// Bytes that are still to be copied for a snapshot or clone of a volume.
-    pub(super) fn copy_left(&self, name: &str, volume: &VolumeReport) -> u64 {
-        let copies = lock(&self.copies);
-        let for_clone = copies.get(name).map(|copying| copying.progress());
-        volume.copying.left_bytes + for_clone.unwrap_or_default().left_bytes
     }
 
     /// Have the shard keep or forget something.
