@@ -504,7 +504,8 @@ impl Node {
             ));
         }
         if asks && dirty > 0 {
-            self.destage(name, number)
+            self.flushes
+                .run(name, number)
                 .await
                 .map_err(|error| match error.kind {
                     // Nothing is wrong with the backend.

@@ -118,7 +118,7 @@ impl Node {
             ));
         }
         if !options.discard_dirty {
-            self.destage(name, number).await.map_err(|error| {
+            self.flushes.run(name, number).await.map_err(|error| {
                 ApiError::new(
                     ErrorKind::Conflict,
                     format!("{error}, or leave {dirty} dirty bytes behind with --discard-dirty"),

@@ -16,6 +16,7 @@ mod delete;
 mod detach;
 mod encryption;
 mod entries;
+mod flush;
 mod heat;
 mod home;
 mod looks;
@@ -36,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use entries::Catalogue;
+use flush::Flushes;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
@@ -90,6 +92,7 @@ pub struct Node {
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
     tiers: Tiers,
+    flushes: Flushes,
     copies: Copies,
     records: Records,
     scrubs: Arc<Scrubs>,
@@ -139,6 +142,7 @@ impl Node {
         let link = Arc::new(Link::new(path));
         let volumes = Arc::new(Volumes::new(Arc::clone(&setup), Arc::clone(&link)));
         let memories = Arc::new(Memories::new(Arc::clone(&setup)));
+        let flushes = Flushes::new(Arc::clone(&link), Arc::clone(&volumes));
         let heats = Heats::new(Arc::clone(&setup), Arc::clone(&link), Arc::clone(&volumes));
         let scrubs = Scrubs::new(
             Arc::clone(&setup),
@@ -156,6 +160,7 @@ impl Node {
             volumes,
             openings: Mutex::default(),
             tiers: Tiers::default(),
+            flushes,
             copies: Copies::default(),
             records: Records::default(),
             scrubs: Arc::new(scrubs),

@@ -707,7 +707,7 @@ impl Node {
         }
         let mut answered = pin!(answered);
         if let SnapshotCommand::Snapshot { .. } = keep {
-            let time = tokio::time::timeout(STOP_TIME_MAX, self.watch_destage(name, number));
+            let time = tokio::time::timeout(STOP_TIME_MAX, self.flushes.watch(name, number));
             tokio::select! {
                 ended = &mut answered => {
                     return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));
