@@ -33,7 +33,7 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "server",
         "Node",
-        83,
+        78,
         "commands of operators, each a few steps over catalogue and shard; scrubs, heat and memory come out next",
     ),
     (

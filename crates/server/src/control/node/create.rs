@@ -18,7 +18,10 @@ use hdcs_device::create::{create_region, zero_region};
 use hdcs_device::file::DeviceError;
 use uuid::Uuid;
 
-use super::home::make_home;
+use super::encryption::plan_encryption;
+use super::home::{make_home, plan_home};
+use super::setup::Setup;
+use super::volumes::Volumes;
 use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name};
 use crate::catalogue::{
     self, CatalogueError, Entry, LOG_FILE, LogPlace, PendingVolume, StagedData, VolumeName,
@@ -130,8 +133,7 @@ impl Node {
             .settings_of(&request.settings)
             .map_err(|error| at(error.message))?;
         let found = match &request.backend {
-            Some(url) => self
-                .check_backend(url)
+            Some(url) => check_backend(url, &self.setup, &self.volumes)
                 .await
                 .map_err(|error| at_volume(name.as_str(), error))?,
             None => None,
@@ -161,10 +163,14 @@ impl Node {
             }
         };
         check_volume_bytes(bytes).map_err(&at)?;
-        let encryption = self.plan_encryption(&name, request, found.is_some());
+        let encryption = plan_encryption(&name, request, found.is_some());
         let encryption = encryption.await?;
-        let log = self.plan_log(&name, request).await.map_err(&at)?;
-        let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
+        let log = plan_log(&name, request, &self.setup, &self.volumes)
+            .await
+            .map_err(&at)?;
+        let home = plan_home(&name, bytes, request, self.setup.layout(), &self.volumes)
+            .await
+            .map_err(&at)?;
         // A backend of its own is made with the rest.
         let new = request.backend.as_deref().filter(|_| found.is_none());
         let mut entry = Entry {
@@ -185,141 +191,145 @@ impl Node {
         entry.number = self.catalogue.next_number(name.as_str()).await?;
         Ok(entry)
     }
+}
 
-    /// Check a backend's URL; returns what is there already.
-    async fn check_backend(&self, url: &str) -> Result<Option<Found>, ApiError> {
-        let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
-        let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
-        if let Some(exposure) = place.exposure() {
-            return Err(invalid(format!("backend {}: {exposure}", place.name())));
-        }
-        let name_of = async |url: String| {
-            let at = url.clone();
-            let look = move || place_of(&url).ok().map(|place| place.name());
-            looks::in_time(&at, ANSWER_TIME_MAX, look).await
-        };
-        let silent = || failed(format!("backend {url}: what it lies on does not answer"));
-        let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
-        for other in self.volumes.entries() {
-            // One that does not answer has a volume that holds its lock.
-            let theirs = name_of(other.backend_url(self.setup.layout()))
-                .await
-                .flatten();
-            if theirs.is_some() && theirs == name {
-                return Err(invalid(format!(
-                    "backend {url} is the backend of volume {} already, and two volumes on one would \
-                     destroy what is written: use that volume, or choose another backend",
-                    other.name
-                )));
-            }
-        }
-        if let Some(path) = place.path() {
-            let real = real_path(path).await.ok_or_else(silent)?;
-            let layout = self.setup.layout().clone();
-            // A snapshot there is only read.
-            if !place.is_read_only() && layout.is_own(&real) {
-                let why = layout.own_refusal();
-                return Err(invalid(format!("backend {url} {why}")));
-            }
-        }
-        let found = tokio::task::spawn_blocking(move || place.find()).await;
-        found
-            .map_err(|error| failed(error.to_string()))?
-            .map_err(|error| match error {
-                BackendError::Unreachable(_) => failed(error.to_string()),
-                _ => invalid(error.to_string()),
-            })
+/// Check a backend's URL; returns what is there already.
+async fn check_backend(
+    url: &str,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<Option<Found>, ApiError> {
+    let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
+    let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
+    if let Some(exposure) = place.exposure() {
+        return Err(invalid(format!("backend {}: {exposure}", place.name())));
     }
-
-    async fn plan_log(
-        &self,
-        name: &VolumeName,
-        request: &CreateVolume,
-    ) -> Result<LogPlace, String> {
-        let path = match (&request.log_path, &self.setup.node().log_path) {
-            (Some(path), _) => PathBuf::from(path),
-            (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
-            (None, None) => PathBuf::from(LOG_FILE),
-        };
-        // Nothing is ever written to a volume that is only read. It has a log all the same, since to
-        // open, close and check a volume is to do that to its log; so it is the smallest that there is.
-        let read_only = request
-            .backend
-            .as_deref()
-            .is_some_and(hdcs_backend::is_read_only);
-        let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
-        let place = self.check_log_place(path, bytes, None).await?;
-        if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
-            return Err(format!(
-                "log path {}: it exists already, and is no block device: choose another",
-                place.path.display()
-            ));
+    let name_of = async |url: String| {
+        let at = url.clone();
+        let look = move || place_of(&url).ok().map(|place| place.name());
+        looks::in_time(&at, ANSWER_TIME_MAX, look).await
+    };
+    let silent = || failed(format!("backend {url}: what it lies on does not answer"));
+    let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
+    for other in volumes.entries() {
+        // One that does not answer has a volume that holds its lock.
+        let theirs = name_of(other.backend_url(setup.layout())).await.flatten();
+        if theirs.is_some() && theirs == name {
+            return Err(invalid(format!(
+                "backend {url} is the backend of volume {} already, and two volumes on one would \
+                 destroy what is written: use that volume, or choose another backend",
+                other.name
+            )));
         }
-        Ok(place)
     }
-
-    /// Check where a log is to be, and how large; `of` is the volume that has one already.
-    pub(super) async fn check_log_place(
-        &self,
-        path: PathBuf,
-        bytes: Option<u64>,
-        of: Option<&Entry>,
-    ) -> Result<LogPlace, String> {
-        let default_bytes = self.setup.node().log_size_mib << 20;
-        if path != Path::new(LOG_FILE) && !path.is_absolute() {
-            return Err(format!(
-                "log path {}: give an absolute path",
-                path.display()
-            ));
-        }
-        let silent = || {
-            format!(
-                "log path {}: what it lies on does not answer",
-                path.display()
-            )
-        };
-        let looked_at = path.clone();
-        let at = path.to_string_lossy();
-        let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
-            is_block_device(&looked_at).then(|| device_bytes(&looked_at))
-        });
-        let bytes = match (bytes, device.await.ok_or_else(silent)?) {
-            (Some(bytes), _) => bytes,
-            (None, Some(found)) => {
-                let found =
-                    found.map_err(|error| format!("log path {}: {error}", path.display()))?;
-                found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
-            }
-            (None, None) => default_bytes,
-        };
-        if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
-            || !bytes.is_multiple_of(BLOCK_BYTES as u64)
-        {
-            return Err(format!(
-                "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
-                 to {LOG_BYTES_MAX} (1T), not {bytes}"
-            ));
-        }
-        let layout = self.setup.layout().clone();
-        let mut others = self.volumes.entries();
-        others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
-        let real = real_path(&path).await.ok_or_else(silent)?;
-        if path.is_absolute() && layout.is_own(&real) {
+    if let Some(path) = place.path() {
+        let real = real_path(path).await.ok_or_else(silent)?;
+        let layout = setup.layout().clone();
+        // A snapshot there is only read.
+        if !place.is_read_only() && layout.is_own(&real) {
             let why = layout.own_refusal();
-            return Err(format!("log path {} {why}", path.display()));
+            return Err(invalid(format!("backend {url} {why}")));
         }
-        for other in &others {
-            // One that does not answer has a volume that holds its lock.
-            if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
-                return Err(format!(
-                    "log path {} is the write log of volume {}: choose another",
-                    path.display(),
-                    other.name
-                ));
-            }
-        }
-        Ok(LogPlace { path, bytes })
     }
+    let found = tokio::task::spawn_blocking(move || place.find()).await;
+    found
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| match error {
+            BackendError::Unreachable(_) => failed(error.to_string()),
+            _ => invalid(error.to_string()),
+        })
+}
+
+/// Check where the log of a new volume is to be, and how large.
+async fn plan_log(
+    name: &VolumeName,
+    request: &CreateVolume,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<LogPlace, String> {
+    let path = match (&request.log_path, &setup.node().log_path) {
+        (Some(path), _) => PathBuf::from(path),
+        (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
+        (None, None) => PathBuf::from(LOG_FILE),
+    };
+    // Nothing is ever written to a volume that is only read. It has a log all the same, since to
+    // open, close and check a volume is to do that to its log; so it is the smallest that there is.
+    let read_only = request
+        .backend
+        .as_deref()
+        .is_some_and(hdcs_backend::is_read_only);
+    let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
+    let place = check_log_place(path, bytes, None, setup, volumes).await?;
+    if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
+        return Err(format!(
+            "log path {}: it exists already, and is no block device: choose another",
+            place.path.display()
+        ));
+    }
+    Ok(place)
+}
+
+/// Check where a log is to be, and how large; `of` is the volume that has one already.
+pub(super) async fn check_log_place(
+    path: PathBuf,
+    bytes: Option<u64>,
+    of: Option<&Entry>,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<LogPlace, String> {
+    let default_bytes = setup.node().log_size_mib << 20;
+    if path != Path::new(LOG_FILE) && !path.is_absolute() {
+        return Err(format!(
+            "log path {}: give an absolute path",
+            path.display()
+        ));
+    }
+    let silent = || {
+        format!(
+            "log path {}: what it lies on does not answer",
+            path.display()
+        )
+    };
+    let looked_at = path.clone();
+    let at = path.to_string_lossy();
+    let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
+        is_block_device(&looked_at).then(|| device_bytes(&looked_at))
+    });
+    let bytes = match (bytes, device.await.ok_or_else(silent)?) {
+        (Some(bytes), _) => bytes,
+        (None, Some(found)) => {
+            let found = found.map_err(|error| format!("log path {}: {error}", path.display()))?;
+            found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+        }
+        (None, None) => default_bytes,
+    };
+    if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
+        || !bytes.is_multiple_of(BLOCK_BYTES as u64)
+    {
+        return Err(format!(
+            "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
+             to {LOG_BYTES_MAX} (1T), not {bytes}"
+        ));
+    }
+    let layout = setup.layout().clone();
+    let mut others = volumes.entries();
+    others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
+    let real = real_path(&path).await.ok_or_else(silent)?;
+    if path.is_absolute() && layout.is_own(&real) {
+        let why = layout.own_refusal();
+        return Err(format!("log path {} {why}", path.display()));
+    }
+    for other in &others {
+        // One that does not answer has a volume that holds its lock.
+        if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
+            return Err(format!(
+                "log path {} is the write log of volume {}: choose another",
+                path.display(),
+                other.name
+            ));
+        }
+    }
+    Ok(LogPlace { path, bytes })
 }
 
 /// The backend is there and has another size than the volume is to have.

@@ -137,24 +137,23 @@ fn refuse_other_volume(
         .map_err(|error| ApiError::new(ErrorKind::Conflict, error.to_string()))
 }
 
-impl Node {
-    /// How a new volume is to be encrypted.
-    pub(super) async fn plan_encryption(
-        &self,
-        name: &VolumeName,
-        request: &CreateVolume,
-        is_there: bool,
-    ) -> Result<Option<Encryption>, ApiError> {
-        let source = request.encryption.as_ref().map(parse).transpose();
-        let source = source.map_err(|error| at_volume(name.as_str(), error))?;
-        let url = request.backend.clone();
-        let chosen =
-            tokio::task::spawn_blocking(move || choose(url.as_deref(), source, is_there)).await;
-        chosen
-            .map_err(|error| failed(error.to_string()))?
-            .map_err(|error| at_volume(name.as_str(), error))
-    }
+/// How a new volume is to be encrypted.
+pub(super) async fn plan_encryption(
+    name: &VolumeName,
+    request: &CreateVolume,
+    is_there: bool,
+) -> Result<Option<Encryption>, ApiError> {
+    let source = request.encryption.as_ref().map(parse).transpose();
+    let source = source.map_err(|error| at_volume(name.as_str(), error))?;
+    let url = request.backend.clone();
+    let chosen =
+        tokio::task::spawn_blocking(move || choose(url.as_deref(), source, is_there)).await;
+    chosen
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| at_volume(name.as_str(), error))
+}
 
+impl Node {
     /// Wrap a volume's data key with another key-encryption key.
     pub async fn rotate_key(&self, name: &str, place: KeyPlace) -> Result<Volume, ApiError> {
         let _busy = self.volumes.begin(name, "given another key")?;

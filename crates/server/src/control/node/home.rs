@@ -20,7 +20,7 @@ use super::create::{is_block_device, is_taken, real_path};
 use super::memory::{Memories, short};
 use super::setup::Setup;
 use super::volumes::Volumes;
-use super::{Node, invalid, lock};
+use super::{invalid, lock};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::control::link::Link;
 use crate::inspect;
@@ -80,77 +80,73 @@ impl Tiers {
     }
 }
 
-impl Node {
-    /// Check where the local store of a new volume is to be, if it is to have one.
-    pub(super) async fn plan_home(
-        &self,
-        name: &VolumeName,
-        bytes: u64,
-        request: &CreateVolume,
-    ) -> Result<Option<PathBuf>, String> {
-        if request.mode == Mode::Cache {
-            return match request.store_path {
-                Some(_) => Err("--store-path is for --mode storage".to_owned()),
-                None => Ok(None),
-            };
-        }
-        let backend = request.backend.as_deref();
-        if backend.is_some_and(hdcs_backend::is_read_only) {
-            return Err(
-                "its backend can only be read, so nothing can be tiered out to it".to_owned(),
-            );
-        }
-        check_bytes(bytes)?;
-        let Some(path) = &request.store_path else {
-            return Ok(Some(PathBuf::from(HOME_FILE)));
+/// Check where the local store of a new volume is to be, if it is to have one.
+pub(super) async fn plan_home(
+    name: &VolumeName,
+    bytes: u64,
+    request: &CreateVolume,
+    layout: &crate::data_dir::Layout,
+    volumes: &Volumes,
+) -> Result<Option<PathBuf>, String> {
+    if request.mode == Mode::Cache {
+        return match request.store_path {
+            Some(_) => Err("--store-path is for --mode storage".to_owned()),
+            None => Ok(None),
         };
-        let path = PathBuf::from(path);
-        if !path.is_absolute() {
-            return Err(format!(
-                "store path {}: give an absolute path",
-                path.display()
-            ));
-        }
-        let silent = || {
-            format!(
-                "store path {}: what it lies on does not answer",
-                path.display()
-            )
-        };
-        let real = real_path(&path).await.ok_or_else(silent)?;
-        let is_taken = is_taken(&path).await.ok_or_else(silent)?;
-        let layout = self.setup.layout().clone();
-        if layout.is_own(&real) {
-            let why = layout.own_refusal();
-            return Err(format!("store path {} {why}", path.display()));
-        }
-        for other in self.volumes.entries() {
-            let theirs = [Some(other.log_path(&layout)), other.home_path(&layout)];
-            for theirs in theirs.into_iter().flatten() {
-                // One that does not answer has a volume that holds its lock.
-                if real_path(&theirs).await.as_ref() == Some(&real) {
-                    return Err(format!(
-                        "store path {} is in use by volume {}: choose another",
-                        path.display(),
-                        other.name
-                    ));
-                }
+    }
+    let backend = request.backend.as_deref();
+    if backend.is_some_and(hdcs_backend::is_read_only) {
+        return Err("its backend can only be read, so nothing can be tiered out to it".to_owned());
+    }
+    check_bytes(bytes)?;
+    let Some(path) = &request.store_path else {
+        return Ok(Some(PathBuf::from(HOME_FILE)));
+    };
+    let path = PathBuf::from(path);
+    if !path.is_absolute() {
+        return Err(format!(
+            "store path {}: give an absolute path",
+            path.display()
+        ));
+    }
+    let silent = || {
+        format!(
+            "store path {}: what it lies on does not answer",
+            path.display()
+        )
+    };
+    let real = real_path(&path).await.ok_or_else(silent)?;
+    let is_taken = is_taken(&path).await.ok_or_else(silent)?;
+    if layout.is_own(&real) {
+        let why = layout.own_refusal();
+        return Err(format!("store path {} {why}", path.display()));
+    }
+    for other in volumes.entries() {
+        let theirs = [Some(other.log_path(layout)), other.home_path(layout)];
+        for theirs in theirs.into_iter().flatten() {
+            // One that does not answer has a volume that holds its lock.
+            if real_path(&theirs).await.as_ref() == Some(&real) {
+                return Err(format!(
+                    "store path {} is in use by volume {}: choose another",
+                    path.display(),
+                    other.name
+                ));
             }
         }
-        if is_taken {
-            return Err(format!(
-                "store path {}: it exists already, and is no block device: choose another",
-                path.display()
-            ));
-        }
-        if request.log_path.as_deref().map(Path::new) == Some(&*path) {
-            return Err(format!(
-                "store path {} is where the write log of {name} is to be: choose another",
-                path.display()
-            ));
-        }
-        Ok(Some(path))
     }
+    if is_taken {
+        return Err(format!(
+            "store path {}: it exists already, and is no block device: choose another",
+            path.display()
+        ));
+    }
+    if request.log_path.as_deref().map(Path::new) == Some(&*path) {
+        return Err(format!(
+            "store path {} is where the write log of {name} is to be: choose another",
+            path.display()
+        ));
+    }
+    Ok(Some(path))
 }
 
 /// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.

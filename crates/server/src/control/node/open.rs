@@ -41,7 +41,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::create::{is_block_device, make_log};
+use super::create::{check_log_place, is_block_device, make_log};
 use super::delete::{DELETED, Leaving};
 use super::entries::Catalogue;
 use super::home::make_home;
@@ -492,7 +492,7 @@ impl Node {
             (path, bytes) => {
                 let path = path.as_ref().map_or(entry.log.path.clone(), PathBuf::from);
                 let bytes = bytes.or(request.log_path.is_none().then_some(entry.log.bytes));
-                self.check_log_place(path, bytes, Some(entry))
+                check_log_place(path, bytes, Some(entry), &self.setup, &self.volumes)
                     .await
                     .map_err(|error| invalid(format!("volume {name}: {error}")))?
             }
