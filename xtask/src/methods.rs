@@ -33,7 +33,7 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "server",
         "Node",
-        78,
+        71,
         "commands of operators, each a few steps over catalogue and shard; scrubs, heat and memory come out next",
     ),
     (

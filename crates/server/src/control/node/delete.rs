@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::open::NotOpen;
 use super::places::{dirty_of_unopened, missing_backend, wipe_home, wipe_log};
-use super::snapshots::NotKept;
+use super::snapshots::{NotKept, give_up_clone};
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
     lost, parse_name,
@@ -451,7 +451,7 @@ impl Node {
             self.catalogue.note_given_up(entry, leaving).await?;
         }
         let number = VolumeNumber(entry.number);
-        match self.give_up_clone(name, number).await {
+        match give_up_clone(name, number, &self.link, &self.flushes).await {
             Ok(true) => Ok(leaving),
             Ok(false) => {
                 self.catalogue.keep_after_all(entry).await;

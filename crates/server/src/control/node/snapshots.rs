@@ -29,12 +29,16 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::encryption::key_place;
+use super::flush::Flushes;
 use super::memory::short;
+use super::volumes::Volumes;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, beside, failed, find,
     in_time, invalid, lock, lost, parse_name,
 };
 use crate::catalogue::{Entry, StagedData, VolumeName};
+use crate::control::link::Link;
+use crate::data_dir::Layout;
 use crate::shard::command::{Command, SnapshotFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
@@ -71,6 +75,111 @@ struct Looked {
     copy_bytes: u64,
     /// See [`SnapshotStore::is_objects`].
     is_objects: bool,
+}
+
+impl Looked {
+    /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
+    async fn at(entry: &Entry, layout: &Layout) -> Result<Option<Self>, BackendError> {
+        let url = entry.backend_url(layout);
+        let looked = tokio::task::spawn_blocking(move || {
+            let place = BackendUrl::parse(&url)?.place;
+            match place.snapshot_store() {
+                None => Ok(None),
+                Some(store) => match store.kept()? {
+                    Some(kept) => Ok(Some(Self {
+                        kept,
+                        // Whoever copies finds out; a full file system must not stand against a deletion.
+                        copy_bytes: store.copy_bytes().unwrap_or_default(),
+                        is_objects: store.is_objects(),
+                    })),
+                    None => Err(BackendError::Absent(place.name())),
+                },
+            }
+        });
+        looked
+            .await
+            .unwrap_or_else(|error| Err(BackendError::Refused(error.to_string())))
+    }
+
+    /// The same for somebody who asks for snapshots.
+    async fn at_or_refuse(entry: &Entry, layout: &Layout) -> Result<Self, ApiError> {
+        let name = &entry.name;
+        let kept = Self::at(entry, layout).await.map_err(|error| {
+            let kind = if error.is_unreachable() {
+                ErrorKind::Unavailable
+            } else {
+                ErrorKind::Failed
+            };
+            ApiError::new(kind, format!("volume {name}: {error}"))
+        })?;
+        let looked = kept.ok_or_else(|| invalid(instead(entry, layout)))?;
+        let place = entry.backend_url(layout);
+        let identity = entry.backend_identity.as_deref();
+        let refused = looked.kept.refuse_other(&place, identity);
+        refused.map_err(|error| {
+            ApiError::new(ErrorKind::Conflict, format!("volume {name}: {error}"))
+        })?;
+        Ok(looked)
+    }
+}
+
+/// Why a backend has no snapshots, and what to do instead.
+fn instead(entry: &Entry, layout: &Layout) -> String {
+    let (name, url) = (&entry.name, entry.backend_url(layout));
+    let place = url.split('?').next().unwrap_or(&url);
+    match place.split_once(':') {
+        Some(("rbd", image)) if entry.is_read_only() => format!(
+            "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
+             {image} POOL/NEW`"
+        ),
+        Some(("file", path)) if entry.is_read_only() => format!(
+            "volume {name}: it is a snapshot itself, of a file; for a clone run `hdcs volume clone` with \
+             the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
+        ),
+        _ => format!(
+            "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, dir:, s3: and hdfs: have: \
+             run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
+        ),
+    }
+}
+
+/// Which volume of this node is over a snapshot of another one.
+async fn volume_over(
+    entry: &Entry,
+    snapshot: &str,
+    layout: &Layout,
+    volumes: &Volumes,
+) -> Option<String> {
+    let others = volumes.entries().into_iter();
+    let others = others.map(|other| (other.name.to_string(), other.backend_url(layout)));
+    let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(layout));
+    let snapshot = snapshot.to_owned();
+    let found = in_time(ANSWER_TIME_MAX, move || {
+        let place = BackendUrl::parse(&url).ok()?.place;
+        let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
+        let over = name(&place.snapshot_store()?.snapshot_url(&url, &snapshot)?)?;
+        let mut others = others.into_iter();
+        let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
+        found.map(|(name, _)| name)
+    });
+    found.await.flatten()
+}
+
+/// What volumes over these snapshots of a volume name as their backends, where there can be any.
+async fn snapshot_urls(
+    entry: &Entry,
+    snapshots: Vec<String>,
+    layout: &Layout,
+) -> Vec<Option<String>> {
+    let url = entry.backend_url(layout);
+    let none = vec![None; snapshots.len()];
+    let found = in_time(ANSWER_TIME_MAX, move || {
+        let place = BackendUrl::parse(&url).ok()?.place;
+        let store = place.snapshot_store()?;
+        let urls = snapshots.iter().map(|one| store.snapshot_url(&url, one));
+        Some(urls.collect())
+    });
+    found.await.flatten().unwrap_or(none)
 }
 
 /// Remove what a clone that was given up has left. Nobody waits for it, not even a stop.
@@ -186,79 +295,86 @@ fn explain(name: &str, failure: SnapshotFailure) -> NotKept {
     NotKept { error, is_refused }
 }
 
-impl Node {
-    /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
-    async fn kept(&self, entry: &Entry) -> Result<Option<Looked>, BackendError> {
-        let url = entry.backend_url(self.setup.layout());
-        let looked = tokio::task::spawn_blocking(move || {
-            let place = BackendUrl::parse(&url)?.place;
-            match place.snapshot_store() {
-                None => Ok(None),
-                Some(store) => match store.kept()? {
-                    Some(kept) => Ok(Some(Looked {
-                        kept,
-                        // Whoever copies finds out; a full file system must not stand against a deletion.
-                        copy_bytes: store.copy_bytes().unwrap_or_default(),
-                        is_objects: store.is_objects(),
-                    })),
-                    None => Err(BackendError::Absent(place.name())),
-                },
+/// Have the shard keep or forget something.
+async fn keep(
+    name: &str,
+    number: VolumeNumber,
+    what: SnapshotCommand,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<(), NotKept> {
+    let gone = || {
+        ApiError::new(
+            ErrorKind::Unavailable,
+            "the node is stopping: try again when it runs",
+        )
+    };
+    let (answer, answered) = oneshot::channel();
+    if !link.send(Command::Snapshot(number, what, answer)) {
+        return Err(gone().into());
+    }
+    let mut answered = pin!(answered);
+    if let SnapshotCommand::Snapshot { .. } = what {
+        let time = tokio::time::timeout(STOP_TIME_MAX, flushes.watch(name, number));
+        tokio::select! {
+            ended = &mut answered => {
+                return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));
             }
-        });
-        looked
-            .await
-            .unwrap_or_else(|error| Err(BackendError::Refused(error.to_string())))
-    }
-
-    /// The same for somebody who asks for snapshots.
-    async fn kept_or_refuse(&self, entry: &Entry) -> Result<Looked, ApiError> {
-        let name = &entry.name;
-        let kept = self.kept(entry).await.map_err(|error| {
-            let kind = if error.is_unreachable() {
-                ErrorKind::Unavailable
-            } else {
-                ErrorKind::Failed
-            };
-            ApiError::new(kind, format!("volume {name}: {error}"))
-        })?;
-        let looked = kept.ok_or_else(|| invalid(self.instead(entry)))?;
-        let place = entry.backend_url(self.setup.layout());
-        let identity = entry.backend_identity.as_deref();
-        let refused = looked.kept.refuse_other(&place, identity);
-        refused.map_err(|error| {
-            ApiError::new(ErrorKind::Conflict, format!("volume {name}: {error}"))
-        })?;
-        Ok(looked)
-    }
-
-    /// Why a backend has no snapshots, and what to do instead.
-    fn instead(&self, entry: &Entry) -> String {
-        let (name, url) = (&entry.name, entry.backend_url(self.setup.layout()));
-        let place = url.split('?').next().unwrap_or(&url);
-        match place.split_once(':') {
-            Some(("rbd", image)) if entry.is_read_only() => format!(
-                "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
-                 {image} POOL/NEW`"
-            ),
-            Some(("file", path)) if entry.is_read_only() => format!(
-                "volume {name}: it is a snapshot itself, of a file; for a clone run `hdcs volume clone` with \
-                 the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
-            ),
-            _ => format!(
-                "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, dir:, s3: and hdfs: have: \
-                 run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
-            ),
+            // A flush that is stuck is cancelled, and the snapshot with it.
+            watched = time => watched.unwrap_or(Ok(()))?,
         }
     }
+    let mut moved = (Instant::now(), 0);
+    loop {
+        if let Ok(ended) = tokio::time::timeout(COPY_WATCH_PERIOD, &mut answered).await {
+            return ended
+                .map_err(|_| gone())?
+                .map_err(|failure| explain(name, failure));
+        }
+        let report = link.report().await?;
+        let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
+        if left != moved.1 {
+            moved = (Instant::now(), left);
+        }
+        if moved.0.elapsed() > MOVE_TIME_MAX {
+            let why = format!(
+                "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
+                 snapshot {name} --list`",
+                MOVE_TIME_MAX.as_secs()
+            );
+            return Err(ApiError::new(ErrorKind::Timeout, why).into());
+        }
+    }
+}
 
+/// Give a clone up: from then on it cannot be opened, and its parent may free what it needed.
+/// False: another node has it by now, so nothing was done.
+pub(super) async fn give_up_clone(
+    name: &str,
+    number: VolumeNumber,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<bool, NotKept> {
+    let Err(error) = keep(name, number, SnapshotCommand::GiveUp, link, flushes).await else {
+        return Ok(true);
+    };
+    let report = link.report().await?;
+    let store = find(&report, number).and_then(|volume| volume.store.as_ref());
+    if store.is_some_and(|store| store.is_lost) {
+        return Ok(false);
+    }
+    Err(error)
+}
+
+impl Node {
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
         let entry = self.volumes.known(name)?;
         let Looked {
             kept, copy_bytes, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         let names = kept.snapshots.iter().map(|one| one.name.clone());
-        let urls = self.snapshot_urls(&entry, names.collect()).await;
+        let urls = snapshot_urls(&entry, names.collect(), self.setup.layout()).await;
         let snapshots = kept.snapshots.iter().zip(urls);
         let snapshots = snapshots.map(|(snapshot, backend)| Snapshot {
             name: snapshot.name.clone(),
@@ -286,7 +402,7 @@ impl Node {
             kept,
             copy_bytes,
             is_objects,
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         if kept.snapshots.iter().any(|kept| kept.name == request.name) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -306,7 +422,7 @@ impl Node {
         refuse_copy(name, copy_bytes, request.copy)?;
         let made_ms = self.make(name, &entry, snapshot, request.copy).await?;
         tracing::info!("volume {name}: snapshot {} was made", request.name);
-        let urls = self.snapshot_urls(&entry, vec![request.name.clone()]);
+        let urls = snapshot_urls(&entry, vec![request.name.clone()], self.setup.layout());
         Ok(Snapshot {
             backend: urls.await.pop().flatten(),
             name: request.name,
@@ -334,12 +450,19 @@ impl Node {
             ));
         }
         let made_ms = unix_ms();
-        let keep = SnapshotCommand::Snapshot {
+        let what = SnapshotCommand::Snapshot {
             name: snapshot,
             made_ms,
             copy,
         };
-        self.keep(name, VolumeNumber(entry.number), keep).await?;
+        keep(
+            name,
+            VolumeNumber(entry.number),
+            what,
+            &self.link,
+            &self.flushes,
+        )
+        .await?;
         Ok(made_ms)
     }
 
@@ -350,7 +473,7 @@ impl Node {
         let entry = self.volumes.entry(name)?;
         let Looked {
             kept, is_objects, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         let found = kept.snapshots.iter().find(|kept| kept.name == snapshot);
         let Some(found) = found else {
             return Err(ApiError::new(
@@ -381,7 +504,8 @@ impl Node {
             let what = format!("volume {name}: snapshot {snapshot}: {why}");
             return Err(ApiError::new(ErrorKind::Conflict, what));
         }
-        if let Some(other) = self.volume_over(&entry, snapshot).await {
+        if let Some(other) = volume_over(&entry, snapshot, self.setup.layout(), &self.volumes).await
+        {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
@@ -389,8 +513,15 @@ impl Node {
                 ),
             ));
         }
-        let keep = SnapshotCommand::Forget { name: wanted };
-        self.keep(name, VolumeNumber(entry.number), keep).await?;
+        let what = SnapshotCommand::Forget { name: wanted };
+        keep(
+            name,
+            VolumeNumber(entry.number),
+            what,
+            &self.link,
+            &self.flushes,
+        )
+        .await?;
         tracing::info!("volume {name}: snapshot {snapshot} was deleted");
         Ok(())
     }
@@ -411,7 +542,7 @@ impl Node {
         };
         let Looked {
             kept, copy_bytes, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         if let Some(wanted) = wanted
             && !kept
                 .snapshots
@@ -510,8 +641,15 @@ impl Node {
         drop(copied);
         if wanted.is_none() {
             // The clone has said what it needs; if there is none, nobody needs it.
-            let keep = SnapshotCommand::Forget { name: begins_with };
-            let forgotten = self.keep(name, VolumeNumber(entry.number), keep).await;
+            let what = SnapshotCommand::Forget { name: begins_with };
+            let forgotten = keep(
+                name,
+                VolumeNumber(entry.number),
+                what,
+                &self.link,
+                &self.flushes,
+            )
+            .await;
             if let Err(error) = forgotten {
                 tracing::warn!(
                     "{}: delete the snapshot {} of it when you can",
@@ -581,7 +719,7 @@ impl Node {
             // Another node has it now, and everything that depends on it.
             return Ok(false);
         }
-        let kept = match self.kept(entry).await {
+        let kept = match Looked::at(entry, self.setup.layout()).await {
             Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
             Ok(Some(looked)) => looked.kept,
             Err(error) if options.discard_dirty => {
@@ -628,55 +766,6 @@ impl Node {
         Ok(kept.is_clone)
     }
 
-    /// Give a clone up: from then on it cannot be opened, and its parent may free what it needed.
-    /// False: another node has it by now, so nothing was done.
-    pub(super) async fn give_up_clone(
-        &self,
-        name: &str,
-        number: VolumeNumber,
-    ) -> Result<bool, NotKept> {
-        let Err(error) = self.keep(name, number, SnapshotCommand::GiveUp).await else {
-            return Ok(true);
-        };
-        let report = self.link.report().await?;
-        let store = find(&report, number).and_then(|volume| volume.store.as_ref());
-        if store.is_some_and(|store| store.is_lost) {
-            return Ok(false);
-        }
-        Err(error)
-    }
-
-    /// Which volume of this node is over a snapshot of another one.
-    async fn volume_over(&self, entry: &Entry, snapshot: &str) -> Option<String> {
-        let layout = self.setup.layout().clone();
-        let others = self.volumes.entries().into_iter();
-        let others = others.map(|other| (other.name.to_string(), other.backend_url(&layout)));
-        let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(&layout));
-        let snapshot = snapshot.to_owned();
-        let found = in_time(ANSWER_TIME_MAX, move || {
-            let place = BackendUrl::parse(&url).ok()?.place;
-            let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
-            let over = name(&place.snapshot_store()?.snapshot_url(&url, &snapshot)?)?;
-            let mut others = others.into_iter();
-            let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
-            found.map(|(name, _)| name)
-        });
-        found.await.flatten()
-    }
-
-    /// What volumes over these snapshots of a volume name as their backends, where there can be any.
-    async fn snapshot_urls(&self, entry: &Entry, snapshots: Vec<String>) -> Vec<Option<String>> {
-        let url = entry.backend_url(self.setup.layout());
-        let none = vec![None; snapshots.len()];
-        let found = in_time(ANSWER_TIME_MAX, move || {
-            let place = BackendUrl::parse(&url).ok()?.place;
-            let store = place.snapshot_store()?;
-            let urls = snapshots.iter().map(|one| store.snapshot_url(&url, one));
-            Some(urls.collect())
-        });
-        found.await.flatten().unwrap_or(none)
-    }
-
     /// Give up the snapshot or clone of a volume that is being made.
     pub async fn cancel_copy(&self, name: &str) -> Result<(), ApiError> {
         self.copies.cancel(name);
@@ -686,56 +775,5 @@ impl Node {
                 Command::CancelSnapshot(number, answer)
             })
             .await
-    }
-
-    /// Have the shard keep or forget something.
-    async fn keep(
-        &self,
-        name: &str,
-        number: VolumeNumber,
-        keep: SnapshotCommand,
-    ) -> Result<(), NotKept> {
-        let gone = || {
-            ApiError::new(
-                ErrorKind::Unavailable,
-                "the node is stopping: try again when it runs",
-            )
-        };
-        let (answer, answered) = oneshot::channel();
-        if !self.link.send(Command::Snapshot(number, keep, answer)) {
-            return Err(gone().into());
-        }
-        let mut answered = pin!(answered);
-        if let SnapshotCommand::Snapshot { .. } = keep {
-            let time = tokio::time::timeout(STOP_TIME_MAX, self.flushes.watch(name, number));
-            tokio::select! {
-                ended = &mut answered => {
-                    return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));
-                }
-                // A flush that is stuck is cancelled, and the snapshot with it.
-                flushed = time => flushed.unwrap_or(Ok(()))?,
-            }
-        }
-        let mut moved = (Instant::now(), 0);
-        loop {
-            if let Ok(ended) = tokio::time::timeout(COPY_WATCH_PERIOD, &mut answered).await {
-                return ended
-                    .map_err(|_| gone())?
-                    .map_err(|failure| explain(name, failure));
-            }
-            let report = self.link.report().await?;
-            let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
-            if left != moved.1 {
-                moved = (Instant::now(), left);
-            }
-            if moved.0.elapsed() > MOVE_TIME_MAX {
-                let why = format!(
-                    "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
-                     snapshot {name} --list`",
-                    MOVE_TIME_MAX.as_secs()
-                );
-                return Err(ApiError::new(ErrorKind::Timeout, why).into());
-            }
-        }
     }
 }
