@@ -31,12 +31,6 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
         "eviction, filling and loading still share its fields",
     ),
     (
-        "server",
-        "Node",
-        71,
-        "commands of operators, each a few steps over catalogue and shard; scrubs, heat and memory come out next",
-    ),
-    (
         "sim",
         "World",
         270,

@@ -10,8 +10,22 @@ use super::places::refuse_longer_image;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
 use crate::catalogue::{Found, check_volume_bytes};
 use crate::config::VolumeSettings;
+use crate::control::link::Link;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport, VolumeReport};
+
+/// Whether what an interrupted shrink has cut off is still in a volume's log.
+async fn holds_cut(number: VolumeNumber, link: &Link) -> Result<bool, ApiError> {
+    let report = link.report().await?;
+    Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
+}
+
+/// The size that a volume has now, and keeps, if it is open.
+async fn bytes_of(number: VolumeNumber, link: &Link) -> Option<u64> {
+    let report = link.report().await.ok()?;
+    let volume = find(&report, number).filter(|volume| !volume.is_resizing);
+    volume.map(|volume| volume.config.bytes)
+}
 
 impl Node {
     /// Change settings of a volume.
@@ -94,7 +108,7 @@ impl Node {
             .command(name, "resizing it", MOVE_TIME_MAX, |answer| {
                 Command::Resize(number, request.bytes, answer)
             });
-        if shrinks || self.holds_cut(number).await? {
+        if shrinks || holds_cut(number, &self.link).await? {
             self.flushes.run(name, number).await?;
         }
         if shrinks {
@@ -105,7 +119,7 @@ impl Node {
                 return Err(error);
             }
             if let Err(error) = resize.await {
-                if self.bytes_of(number).await == Some(old.bytes) {
+                if bytes_of(number, &self.link).await == Some(old.bytes) {
                     self.catalogue.update(&old).await?;
                 } else {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
@@ -133,22 +147,9 @@ impl Node {
         let has_other_pins = entry.pins != old.pins;
         self.volumes.put(entry.clone(), None);
         if has_other_pins {
-            self.apply_pins(&entry).await?;
+            pins::apply(&entry, &self.link).await?;
         }
         self.volume(name).await
-    }
-
-    /// Whether what an interrupted shrink has cut off is still in a volume's log.
-    async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
-        let report = self.link.report().await?;
-        Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
-    }
-
-    /// The size that a volume has now, and keeps, if it is open.
-    async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
-        let report = self.link.report().await.ok()?;
-        let volume = find(&report, number).filter(|volume| !volume.is_resizing);
-        volume.map(|volume| volume.config.bytes)
     }
 
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
@@ -167,7 +168,7 @@ impl Node {
             };
             let (Ok(mut entry), Some(bytes)) = (
                 self.volumes.entry(entry.name.as_str()),
-                self.bytes_of(number).await,
+                bytes_of(number, &self.link).await,
             ) else {
                 continue;
             };

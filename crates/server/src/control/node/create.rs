@@ -18,6 +18,7 @@ use hdcs_device::create::{create_region, zero_region};
 use hdcs_device::file::DeviceError;
 use uuid::Uuid;
 
+use super::delete::forget;
 use super::encryption::plan_encryption;
 use super::home::{make_home, plan_home};
 use super::setup::Setup;
@@ -109,7 +110,7 @@ impl Node {
             // Nothing was ever written to it; a backend of the user's is not touched.
             self.volumes.remove(name.as_str());
             self.volumes.explain(name.as_str(), None);
-            self.forget(&entry).await;
+            forget(&entry, self.setup.layout(), &self.link).await;
             let (layout, of) = (self.setup.layout().clone(), entry.name.clone());
             let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
             let rest = removed.err().map_or(String::new(), |error| {
@@ -224,7 +225,7 @@ async fn check_backend(
     }
     if let Some(path) = place.path() {
         let real = real_path(path).await.ok_or_else(silent)?;
-        let layout = setup.layout().clone();
+        let layout = setup.layout();
         // A snapshot there is only read.
         if !place.is_read_only() && layout.is_own(&real) {
             let why = layout.own_refusal();
@@ -311,7 +312,7 @@ pub(super) async fn check_log_place(
              to {LOG_BYTES_MAX} (1T), not {bytes}"
         ));
     }
-    let layout = setup.layout().clone();
+    let layout = setup.layout();
     let mut others = volumes.entries();
     others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
     let real = real_path(&path).await.ok_or_else(silent)?;
@@ -321,7 +322,7 @@ pub(super) async fn check_log_place(
     }
     for other in &others {
         // One that does not answer has a volume that holds its lock.
-        if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
+        if real_path(&other.log_path(layout)).await.as_ref() == Some(&real) {
             return Err(format!(
                 "log path {} is the write log of volume {}: choose another",
                 path.display(),

@@ -13,12 +13,15 @@ use uuid::Uuid;
 
 use super::open::NotOpen;
 use super::places::{dirty_of_unopened, missing_backend, wipe_home, wipe_log};
-use super::snapshots::{NotKept, give_up_clone};
+use super::snapshots::{NotKept, give_up_clone, is_free_clone};
+use super::volumes::Volumes;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
     lost, parse_name,
 };
 use crate::catalogue::{self, Entry, Found, GivenUp};
+use crate::control::link::Link;
+use crate::data_dir::Layout;
 use crate::shard::command::Command;
 
 /// What is being done to a volume that is deleted.
@@ -116,6 +119,148 @@ fn data_key(entry: &Entry) -> Option<Uuid> {
     entry.encryption.as_ref().map(|own| own.key.id())
 }
 
+/// Note that a deletion did not end; it can only be asked for again.
+fn did_not_end(name: &str, error: &str, what: Leaving, volumes: &Volumes) -> ApiError {
+    let mut why = format!("deleting it did not end: {error}: delete it again");
+    if what == Leaving::Objects {
+        why += ", or leave what cannot be removed with --discard-dirty";
+    }
+    let error = failed(format!("volume {name}: {why}"));
+    volumes.set_not_open(name, NotOpen::Leaving { why, what });
+    error
+}
+
+/// Remove the objects of a volume that is given up; why that did not end.
+async fn remove_objects(entry: &Entry, layout: &Layout, volumes: &Volumes) -> Result<(), String> {
+    let Err(problem) = remove_data(entry, Leaving::Objects, layout, volumes).await else {
+        return Ok(());
+    };
+    let (url, identity) = (entry.backend_url(layout), entry.backend_identity.clone());
+    // Another volume that came there since removes them, and only that is let do so.
+    match beside(move || remains(&url, identity.as_deref())).await {
+        Ok(Ok(Remains::Nothing)) => Ok(()),
+        _ => Err(problem),
+    }
+}
+
+/// Remove what a deleted volume has at its backend's place.
+async fn remove_data(
+    entry: &Entry,
+    leaving: Leaving,
+    layout: &Layout,
+    volumes: &Volumes,
+) -> Result<(), String> {
+    // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+    let why = "it is being deleted, and what it has at its backend is removed".to_owned();
+    let what = leaving;
+    volumes.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+    let url = entry.backend_url(layout);
+    settle(url.clone()).await;
+    let place = url.clone();
+    let was = match leaving {
+        Leaving::Image(held) => held,
+        _ => Held::Objects {
+            key: data_key(entry),
+        },
+    };
+    let remove = move || BackendUrl::parse(&place)?.place.remove(was);
+    // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by
+    // themselves.
+    let problem = if let Leaving::Image(Held::File { .. }) = leaving {
+        match in_time(UNLINK_TIME_MAX, remove).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => "it does not answer".to_owned(),
+        }
+    } else {
+        match tokio::task::spawn_blocking(remove).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        }
+    };
+    let name = &entry.name;
+    tracing::warn!("what volume {name} has at {url} stays there: {problem}");
+    Err(problem)
+}
+
+/// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
+async fn what_leaves(
+    name: &str,
+    entry: &Entry,
+    options: &DeleteOptions,
+    layout: &Layout,
+    link: &Link,
+    volumes: &Volumes,
+) -> Result<Leaving, ApiError> {
+    if is_free_clone(name, entry, options, layout, link, volumes).await? {
+        return Ok(Leaving::Clone);
+    }
+    let place = entry.backend.as_deref().map(BackendUrl::parse);
+    let url = match place.filter(|_| options.remove_data) {
+        None => return Ok(Leaving::Stays),
+        Some(Ok(url)) => url,
+        Some(Err(error)) => {
+            return Err(invalid(format!(
+                "volume {name}: what is at its backend cannot be removed: {error}; or delete it without remove_data"
+            )));
+        }
+    };
+    // Of one that is not open nobody knows whose it is by now.
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    if volume.is_none_or(|volume| volume.phase != Phase::Open) {
+        return Ok(Leaving::Stays);
+    }
+    let named = url.place.name();
+    if url.place.is_read_only() {
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
+                 volume without remove_data, and the snapshot with the volume that it is of"
+            ),
+        ));
+    }
+    if url
+        .place
+        .snapshot_store()
+        .is_some_and(SnapshotStore::is_objects)
+    {
+        return Ok(Leaving::Objects);
+    }
+    let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
+        Some(Some(held)) => return Ok(Leaving::Image(held)),
+        Some(None) => {
+            format!("what lies at {named} is not the image that it has open: put that back")
+        }
+        None => format!("{named} does not answer: try again once it does"),
+    };
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!("volume {name}: {why}, or delete the volume without remove_data"),
+    ))
+}
+
+/// Drop what the read cache and the log device still hold of a closed volume.
+pub(super) async fn forget(entry: &Entry, layout: &Layout, link: &Link) {
+    forget_cached(entry, link).await;
+    wipe_home(entry, layout).await;
+    wipe_log(entry, layout).await;
+}
+
+/// Drop what the read cache holds of a closed volume whose number will not be used again.
+pub(super) async fn forget_cached(entry: &Entry, link: &Link) {
+    let number = VolumeNumber(entry.number);
+    let forgotten = link.ask("forgetting it", COMMAND_TIME_MAX, |answer| {
+        Command::Forget(number, answer)
+    });
+    if let Err(error) = forgotten.await {
+        // Its number is never used again, so what stays is only memory that ages out.
+        tracing::warn!("volume {}: {error}", entry.name);
+    }
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
@@ -159,7 +304,17 @@ impl Node {
             Found::Entry(entry) => {
                 leaving = match begun {
                     Some(begun) => begun,
-                    None => self.what_leaves(name, entry, &options).await?,
+                    None => {
+                        what_leaves(
+                            name,
+                            entry,
+                            &options,
+                            self.setup.layout(),
+                            &self.link,
+                            &self.volumes,
+                        )
+                        .await?
+                    }
                 };
                 self.close_for_good(name, entry, &options, &mut leaving, begun.is_some())
                     .await?
@@ -182,7 +337,7 @@ impl Node {
         let mut data_trouble = None;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
             // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
-            match self.remove_objects(entry).await {
+            match remove_objects(entry, self.setup.layout(), &self.volumes).await {
                 Ok(()) => is_removed = true,
                 // It was tried before, and nobody can open them any more.
                 Err(problem) if options.discard_dirty && begun.is_some() => {
@@ -192,11 +347,11 @@ impl Node {
                     ));
                     is_removed = true;
                 }
-                Err(problem) => return Err(self.did_not_end(name, &problem, leaving)),
+                Err(problem) => return Err(did_not_end(name, &problem, leaving, &self.volumes)),
             }
         }
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
-            self.forget(entry).await;
+            forget(entry, self.setup.layout(), &self.link).await;
         }
         let layout = self.setup.layout().clone();
         let has_own_data = catalogue::directory(&layout, &volume_name)
@@ -219,12 +374,14 @@ impl Node {
         });
         let removed = removed.await.unwrap_or_else(|error| Err(error.to_string()));
         if let Err(error) = removed {
-            return Err(self.did_not_end(name, &error, leaving));
+            return Err(did_not_end(name, &error, leaving, &self.volumes));
         }
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
             if let Leaving::Image(_) = leaving {
-                is_removed = self.remove_data(entry, leaving).await.is_ok();
+                is_removed = remove_data(entry, leaving, self.setup.layout(), &self.volumes)
+                    .await
+                    .is_ok();
             } else if leaving != Leaving::Objects {
                 self.volumes.remove(name);
                 settle(url.clone()).await;
@@ -296,7 +453,7 @@ impl Node {
                 if known.is_some()
                     && let Err(failure) = self.open(&entry, self.volumes.entries().len()).await
                 {
-                    return Err(self.refusal(name, &failure));
+                    return Err(self.volumes.refusal(name, &failure));
                 }
                 Ok(None)
             }
@@ -312,127 +469,6 @@ impl Node {
                 ),
             )),
         }
-    }
-
-    /// Note that a deletion did not end; it can only be asked for again.
-    fn did_not_end(&self, name: &str, error: &str, what: Leaving) -> ApiError {
-        let mut why = format!("deleting it did not end: {error}: delete it again");
-        if what == Leaving::Objects {
-            why += ", or leave what cannot be removed with --discard-dirty";
-        }
-        let error = failed(format!("volume {name}: {why}"));
-        self.volumes
-            .set_not_open(name, NotOpen::Leaving { why, what });
-        error
-    }
-
-    /// Remove the objects of a volume that is given up; why that did not end.
-    async fn remove_objects(&self, entry: &Entry) -> Result<(), String> {
-        let Err(problem) = self.remove_data(entry, Leaving::Objects).await else {
-            return Ok(());
-        };
-        let (url, identity) = (
-            entry.backend_url(self.setup.layout()),
-            entry.backend_identity.clone(),
-        );
-        // Another volume that came there since removes them, and only that is let do so.
-        match beside(move || remains(&url, identity.as_deref())).await {
-            Ok(Ok(Remains::Nothing)) => Ok(()),
-            _ => Err(problem),
-        }
-    }
-
-    /// Remove what a deleted volume has at its backend's place.
-    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> Result<(), String> {
-        // As long as the volume is listed, no other one is made at its place, whose data would be removed.
-        let why = "it is being deleted, and what it has at its backend is removed".to_owned();
-        let what = leaving;
-        self.volumes
-            .put(entry.clone(), Some(NotOpen::Leaving { why, what }));
-        let url = entry.backend_url(self.setup.layout());
-        settle(url.clone()).await;
-        let place = url.clone();
-        let was = match leaving {
-            Leaving::Image(held) => held,
-            _ => Held::Objects {
-                key: data_key(entry),
-            },
-        };
-        let remove = move || BackendUrl::parse(&place)?.place.remove(was);
-        // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by
-        // themselves.
-        let problem = if let Leaving::Image(Held::File { .. }) = leaving {
-            match in_time(UNLINK_TIME_MAX, remove).await {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => error.to_string(),
-                None => "it does not answer".to_owned(),
-            }
-        } else {
-            match tokio::task::spawn_blocking(remove).await {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(error)) => error.to_string(),
-                Err(error) => error.to_string(),
-            }
-        };
-        let name = &entry.name;
-        tracing::warn!("what volume {name} has at {url} stays there: {problem}");
-        Err(problem)
-    }
-
-    /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
-    async fn what_leaves(
-        &self,
-        name: &str,
-        entry: &Entry,
-        options: &DeleteOptions,
-    ) -> Result<Leaving, ApiError> {
-        if self.is_free_clone(name, entry, options).await? {
-            return Ok(Leaving::Clone);
-        }
-        let place = entry.backend.as_deref().map(BackendUrl::parse);
-        let url = match place.filter(|_| options.remove_data) {
-            None => return Ok(Leaving::Stays),
-            Some(Ok(url)) => url,
-            Some(Err(error)) => {
-                return Err(invalid(format!(
-                    "volume {name}: what is at its backend cannot be removed: {error}; or delete it without remove_data"
-                )));
-            }
-        };
-        // Of one that is not open nobody knows whose it is by now.
-        let report = self.link.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        if volume.is_none_or(|volume| volume.phase != Phase::Open) {
-            return Ok(Leaving::Stays);
-        }
-        let named = url.place.name();
-        if url.place.is_read_only() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
-                     volume without remove_data, and the snapshot with the volume that it is of"
-                ),
-            ));
-        }
-        if url
-            .place
-            .snapshot_store()
-            .is_some_and(SnapshotStore::is_objects)
-        {
-            return Ok(Leaving::Objects);
-        }
-        let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
-            Some(Some(held)) => return Ok(Leaving::Image(held)),
-            Some(None) => {
-                format!("what lies at {named} is not the image that it has open: put that back")
-            }
-            None => format!("{named} does not answer: try again once it does"),
-        };
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: {why}, or delete the volume without remove_data"),
-        ))
     }
 
     /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another
@@ -470,7 +506,7 @@ impl Node {
                 if let Err(error) = self.close_given_up(name, entry, false, MOVE_TIME_MAX).await {
                     tracing::warn!("{error}");
                 }
-                Err(self.did_not_end(name, &error.message, leaving))
+                Err(did_not_end(name, &error.message, leaving, &self.volumes))
             }
         }
     }
@@ -531,7 +567,7 @@ impl Node {
                 return Err(still_closing(name, error));
             }
             // Whatever happens from here on, it can only be deleted.
-            return Err(self.did_not_end(name, &error.message, *leaving));
+            return Err(did_not_end(name, &error.message, *leaving, &self.volumes));
         }
         Ok(if asks { 0 } else { dirty })
     }
@@ -625,24 +661,5 @@ impl Node {
         }
         self.untrack(entry.number).await;
         Ok(dirty.bytes_max)
-    }
-
-    /// Drop what the read cache and the log device still hold of a closed volume.
-    pub(super) async fn forget(&self, entry: &Entry) {
-        self.forget_cached(entry).await;
-        wipe_home(entry, self.setup.layout()).await;
-        wipe_log(entry, self.setup.layout()).await;
-    }
-
-    /// Drop what the read cache holds of a closed volume whose number will not be used again.
-    pub(super) async fn forget_cached(&self, entry: &Entry) {
-        let number = VolumeNumber(entry.number);
-        let forgotten = self.link.ask("forgetting it", COMMAND_TIME_MAX, |answer| {
-            Command::Forget(number, answer)
-        });
-        if let Err(error) = forgotten.await {
-            // Its number is never used again, so what stays is only memory that ages out.
-            tracing::warn!("volume {}: {error}", entry.name);
-        }
     }
 }

@@ -8,7 +8,7 @@ use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
-use super::delete::Leaving;
+use super::delete::{Leaving, forget_cached};
 use super::open::NotOpen;
 use super::places::dirty_of_unopened;
 use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
@@ -104,7 +104,7 @@ impl Node {
                     ),
                 ));
             }
-            self.forget_cached(entry).await;
+            forget_cached(entry, &self.link).await;
             return Ok(dirty.bytes_max);
         };
         let dirty = volume.stats.dirty_bytes;
@@ -136,7 +136,7 @@ impl Node {
         self.records.closed(entry.number, left).await;
         self.scrubs.forget(entry.number);
         self.heats.forget(entry.number).await;
-        self.forget_cached(entry).await;
+        forget_cached(entry, &self.link).await;
         Ok(left.map_or(dirty, |left| left.dirty_bytes))
     }
 }

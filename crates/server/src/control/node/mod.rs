@@ -80,26 +80,37 @@ const WATCH_PERIOD: Duration = Duration::from_millis(50);
 /// Looks at what a volume's file takes up that may be under way at once.
 const LOOKS_MAX: usize = 8;
 
-/// The node.
+/// The node: it leads its parts through the operations that operators ask for, and each part has its own state.
 pub struct Node {
+    /// What it was set up with.
     setup: Arc<Setup>,
-    memories: Arc<Memories>,
+    /// The data path.
+    link: Arc<Link>,
+    /// What it keeps of volumes in its data directory.
     catalogue: Catalogue,
-    uuid: Uuid,
-    events: Events,
-    watch: Watch,
+    /// Its volumes, and what is under way on them.
     volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
-    tiers: Tiers,
-    flushes: Flushes,
-    copies: Copies,
+    /// Memory that volumes have reserved.
+    memories: Arc<Memories>,
+    /// What is dirty, recorded beside the entries.
     records: Records,
+    /// Flushes that are waited for.
+    flushes: Flushes,
+    /// The schedule of tiering out.
+    tiers: Tiers,
+    /// What clones have to copy.
+    copies: Copies,
     scrubs: Arc<Scrubs>,
+    /// Heat maps that are kept.
     heats: Arc<Heats>,
-    link: Arc<Link>,
+    /// What volumes were seen to do.
+    watch: Watch,
+    events: Events,
     /// For looks at what a file takes up that are under way.
     looks: Arc<Semaphore>,
+    uuid: Uuid,
     nbd_listen: Vec<String>,
     certificates: Option<Arc<Certificates>>,
     started: Instant,
@@ -151,22 +162,22 @@ impl Node {
             Arc::clone(&memories),
         );
         Self {
-            uuid,
-            events,
-            watch: Watch::default(),
-            memories,
             setup,
+            link,
             catalogue: Catalogue::new(dir),
             volumes,
             openings: Mutex::default(),
-            tiers: Tiers::default(),
-            flushes,
-            copies: Copies::default(),
+            memories,
             records: Records::default(),
+            flushes,
+            tiers: Tiers::default(),
+            copies: Copies::default(),
             scrubs: Arc::new(scrubs),
             heats: Arc::new(heats),
-            link,
+            watch: Watch::default(),
+            events,
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
+            uuid,
             nbd_listen,
             certificates,
             started: Instant::now(),

@@ -42,7 +42,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::create::{check_log_place, is_block_device, make_log};
-use super::delete::{DELETED, Leaving};
+use super::delete::{DELETED, Leaving, forget_cached};
 use super::entries::Catalogue;
 use super::home::make_home;
 use super::places::{dirty_of_unopened, log_answers};
@@ -438,7 +438,7 @@ impl Node {
             let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == Failure::LocalLost;
             if !failure.kind.is_loss() || !may_lose {
-                return Err(self.refusal(name, &failure));
+                return Err(self.volumes.refusal(name, &failure));
             }
             let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
             let what = if is_home_lost { "local store" } else { "log" };
@@ -453,28 +453,13 @@ impl Node {
                 home_kept: kept.home.map(shown),
             });
             let opened = self.open(&entry, volumes).await;
-            opened.map_err(|failure| self.refusal(name, &failure))?;
+            opened.map_err(|failure| self.volumes.refusal(name, &failure))?;
         }
         tracing::info!("volume {name} was opened by hand");
         Ok(OpenedVolume {
             volume: self.volume(name).await?,
             lost: opened_without,
         })
-    }
-
-    /// Why a volume was not opened by hand, as its slot says it now.
-    pub(super) fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
-        let kind = match failure.kind {
-            Failure::Unreachable => ErrorKind::Unavailable,
-            Failure::LogLost
-            | Failure::LocalLost
-            | Failure::Gone
-            | Failure::Shortage
-            | Failure::Refused => ErrorKind::Conflict,
-        };
-        let why = self.volumes.not_open(name);
-        let why = why.map_or(failure.message.clone(), |why| why.to_string());
-        ApiError::new(kind, format!("volume {name}: {why}"))
     }
 
     /// Make a new log for a volume whose log is lost, and a new local store if that is lost: what the log has
@@ -571,7 +556,7 @@ impl Node {
         });
         let made = made.await.map_err(|error| failed(error.to_string()))?;
         let (new, aside) = made.map_err(|error| at_volume(name, error))?;
-        self.forget_cached(entry).await;
+        forget_cached(entry, &self.link).await;
         Ok((new, aside))
     }
 }

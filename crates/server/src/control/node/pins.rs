@@ -8,6 +8,7 @@ use hdcs_frontend::VolumeNumber;
 
 use super::{COMMAND_TIME_MAX, Node, invalid};
 use crate::catalogue::{Entry, PinnedRange};
+use crate::control::link::Link;
 use crate::shard::command::Command;
 
 /// Ranges of one volume that are pinned apart, at most.
@@ -52,6 +53,15 @@ pub(super) fn without(pins: &[PinnedRange], offset: u64, end: u64) -> Vec<Pinned
         .collect()
 }
 
+/// Tell the shard what an entry has pinned.
+pub(super) async fn apply(entry: &Entry, link: &Link) -> Result<(), ApiError> {
+    let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
+    link.command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
+        Command::Pin(number, ranges, answer)
+    })
+    .await
+}
+
 impl Node {
     /// Pin a range, beside what is pinned, or unpin one. Filling goes on by itself then.
     pub async fn pin(
@@ -87,13 +97,13 @@ impl Node {
                 entry.pins.len()
             )));
         }
-        self.apply_pins(&entry).await?;
+        apply(&entry, &self.link).await?;
         if let Err(error) = self.catalogue.update(&entry).await {
             let unchanged = Entry {
                 pins: before,
                 ..entry
             };
-            self.apply_pins(&unchanged).await?;
+            apply(&unchanged, &self.link).await?;
             return Err(error);
         }
         self.volumes.put(entry, None);
@@ -118,16 +128,6 @@ impl Node {
             })
             .await?;
         self.volume(name).await
-    }
-
-    /// Tell the shard what an entry has pinned.
-    pub(super) async fn apply_pins(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
-        self.link
-            .command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
-                Command::Pin(number, ranges, answer)
-            })
-            .await
     }
 }
 

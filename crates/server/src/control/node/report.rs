@@ -132,16 +132,16 @@ impl Node {
         }
         volume.scrub = Some(self.scrubs.view(entry));
         volume.heat = self.heats.view(entry);
-        let layout = self.setup.layout().clone();
+        let layout = self.setup.layout();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
-        volume.backend = entry.backend_url(&layout);
+        volume.backend = entry.backend_url(layout);
         volume.read_only = entry.is_read_only();
-        let home = entry.home_path(&layout);
+        let home = entry.home_path(layout);
         volume.mode = home.as_ref().map_or(Mode::Cache, |_| Mode::Storage);
         volume.home_path = home.map(|path| path.display().to_string());
-        volume.log_path = entry.log_path(&layout).display().to_string();
+        volume.log_path = entry.log_path(layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
         volume.pins = entry.pins.iter().map(view::pin).collect();
         volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);

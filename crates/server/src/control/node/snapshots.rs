@@ -366,6 +366,116 @@ pub(super) async fn give_up_clone(
     Err(error)
 }
 
+/// Make a snapshot of an open volume; when that was.
+async fn make(
+    name: &str,
+    entry: &Entry,
+    snapshot: SnapshotName,
+    copy: bool,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<u64, ApiError> {
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    if let Some(lost) = volume.and_then(lost) {
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: a snapshot or clone would show older data where {lost}: write over them first"
+            ),
+        ));
+    }
+    let made_ms = unix_ms();
+    let what = SnapshotCommand::Snapshot {
+        name: snapshot,
+        made_ms,
+        copy,
+    };
+    keep(name, VolumeNumber(entry.number), what, link, flushes).await?;
+    Ok(made_ms)
+}
+
+/// Whether a volume that is to be deleted is a clone, which is then given up; refused if anything
+/// depends on the volume.
+pub(super) async fn is_free_clone(
+    name: &str,
+    entry: &Entry,
+    options: &DeleteOptions,
+    layout: &Layout,
+    link: &Link,
+    volumes: &Volumes,
+) -> Result<bool, ApiError> {
+    // An image stays with its snapshots, unless it is in the volume's directory.
+    let place = entry.backend.as_deref().map(BackendUrl::parse);
+    let is_image = place.is_some_and(|url| {
+        let is_objects = url.map(|url| {
+            url.place
+                .snapshot_store()
+                .is_some_and(SnapshotStore::is_objects)
+        });
+        !is_objects.unwrap_or(true)
+    });
+    if options.keep_data || is_image {
+        return Ok(false);
+    }
+    let conflict = |what: String| {
+        let what = format!("volume {name}: {what}");
+        Err(ApiError::new(ErrorKind::Conflict, what))
+    };
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    let store = volume.and_then(|volume| volume.store.as_ref());
+    if store.is_some_and(|store| store.is_lost) {
+        // Another node has it now, and everything that depends on it.
+        return Ok(false);
+    }
+    let kept = match Looked::at(entry, layout).await {
+        Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
+        Ok(Some(looked)) => looked.kept,
+        Err(error) if options.discard_dirty => {
+            tracing::warn!(
+                "volume {name} is deleted although nobody knows what depends on it: {error}"
+            );
+            return Ok(false);
+        }
+        Err(error) => {
+            return conflict(format!(
+                "whether it has snapshots or clones cannot be seen: {error}: put that right, or \
+                 leave all that is there as it is with --keep-data"
+            ));
+        }
+    };
+    let identity = entry.backend_identity.as_ref();
+    if identity.is_some_and(|identity| *identity != kept.identity) || kept.is_gone {
+        return Ok(false);
+    }
+    let clones = volumes.called_all(kept.all_clones());
+    if !clones.is_empty() {
+        return conflict(format!(
+            "it has clones, which need its objects: {}: delete them first, or let the node forget it \
+             and leave its objects there with --keep-data",
+            clones.join(", ")
+        ));
+    }
+    if !kept.snapshots.is_empty() {
+        let names = kept.snapshots.iter().map(|snapshot| &*snapshot.name);
+        return conflict(format!(
+            "it has snapshots: {}: delete them first, or let the node forget it and leave all its \
+             objects there with --keep-data",
+            names.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let is_open = volume.is_some_and(|volume| volume.phase == Phase::Open);
+    if kept.is_clone && !is_open {
+        return conflict(
+            "it is a clone and not open, so its parent would keep what it needs for ever: put it \
+             right and open it, or leave it there as it is with --keep-data"
+                .to_owned(),
+        );
+    }
+    Ok(kept.is_clone)
+}
+
 impl Node {
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
@@ -420,7 +530,15 @@ impl Node {
             )));
         }
         refuse_copy(name, copy_bytes, request.copy)?;
-        let made_ms = self.make(name, &entry, snapshot, request.copy).await?;
+        let made_ms = make(
+            name,
+            &entry,
+            snapshot,
+            request.copy,
+            &self.link,
+            &self.flushes,
+        )
+        .await?;
         tracing::info!("volume {name}: snapshot {} was made", request.name);
         let urls = snapshot_urls(&entry, vec![request.name.clone()], self.setup.layout());
         Ok(Snapshot {
@@ -429,41 +547,6 @@ impl Node {
             made_ms,
             clones: Vec::new(),
         })
-    }
-
-    /// Make a snapshot of an open volume; when that was.
-    async fn make(
-        &self,
-        name: &str,
-        entry: &Entry,
-        snapshot: SnapshotName,
-        copy: bool,
-    ) -> Result<u64, ApiError> {
-        let report = self.link.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        if let Some(lost) = volume.and_then(lost) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: a snapshot or clone would show older data where {lost}: write over them first"
-                ),
-            ));
-        }
-        let made_ms = unix_ms();
-        let what = SnapshotCommand::Snapshot {
-            name: snapshot,
-            made_ms,
-            copy,
-        };
-        keep(
-            name,
-            VolumeNumber(entry.number),
-            what,
-            &self.link,
-            &self.flushes,
-        )
-        .await?;
-        Ok(made_ms)
     }
 
     /// Delete a snapshot.
@@ -600,7 +683,7 @@ impl Node {
             wanted
         } else {
             let own = parse_snapshot(&format!("clone-{}", Uuid::new_v4()))?;
-            self.make(name, &entry, own, copy).await?;
+            make(name, &entry, own, copy, &self.link, &self.flushes).await?;
             own
         };
         // What makes it ends before it is opened.
@@ -685,85 +768,6 @@ impl Node {
         })?;
         tracing::info!("volume {new} was made as a clone of volume {name}");
         Ok(created)
-    }
-
-    /// Whether a volume that is to be deleted is a clone, which is then given up; refused if anything
-    /// depends on the volume.
-    pub(super) async fn is_free_clone(
-        &self,
-        name: &str,
-        entry: &Entry,
-        options: &DeleteOptions,
-    ) -> Result<bool, ApiError> {
-        // An image stays with its snapshots, unless it is in the volume's directory.
-        let place = entry.backend.as_deref().map(BackendUrl::parse);
-        let is_image = place.is_some_and(|url| {
-            let is_objects = url.map(|url| {
-                url.place
-                    .snapshot_store()
-                    .is_some_and(SnapshotStore::is_objects)
-            });
-            !is_objects.unwrap_or(true)
-        });
-        if options.keep_data || is_image {
-            return Ok(false);
-        }
-        let conflict = |what: String| {
-            let what = format!("volume {name}: {what}");
-            Err(ApiError::new(ErrorKind::Conflict, what))
-        };
-        let report = self.link.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        let store = volume.and_then(|volume| volume.store.as_ref());
-        if store.is_some_and(|store| store.is_lost) {
-            // Another node has it now, and everything that depends on it.
-            return Ok(false);
-        }
-        let kept = match Looked::at(entry, self.setup.layout()).await {
-            Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
-            Ok(Some(looked)) => looked.kept,
-            Err(error) if options.discard_dirty => {
-                tracing::warn!(
-                    "volume {name} is deleted although nobody knows what depends on it: {error}"
-                );
-                return Ok(false);
-            }
-            Err(error) => {
-                return conflict(format!(
-                    "whether it has snapshots or clones cannot be seen: {error}: put that right, or \
-                     leave all that is there as it is with --keep-data"
-                ));
-            }
-        };
-        let identity = entry.backend_identity.as_ref();
-        if identity.is_some_and(|identity| *identity != kept.identity) || kept.is_gone {
-            return Ok(false);
-        }
-        let clones = self.volumes.called_all(kept.all_clones());
-        if !clones.is_empty() {
-            return conflict(format!(
-                "it has clones, which need its objects: {}: delete them first, or let the node forget it \
-                 and leave its objects there with --keep-data",
-                clones.join(", ")
-            ));
-        }
-        if !kept.snapshots.is_empty() {
-            let names = kept.snapshots.iter().map(|snapshot| &*snapshot.name);
-            return conflict(format!(
-                "it has snapshots: {}: delete them first, or let the node forget it and leave all its \
-                 objects there with --keep-data",
-                names.collect::<Vec<_>>().join(", ")
-            ));
-        }
-        let is_open = volume.is_some_and(|volume| volume.phase == Phase::Open);
-        if kept.is_clone && !is_open {
-            return conflict(
-                "it is a clone and not open, so its parent would keep what it needs for ever: put it \
-                 right and open it, or leave it there as it is with --keep-data"
-                    .to_owned(),
-            );
-        }
-        Ok(kept.is_clone)
     }
 
     /// Give up the snapshot or clone of a volume that is being made.

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use hdcs_api::{ApiError, ErrorKind};
 use hdcs_backend::StoredClone;
+use hdcs_core::node::opening::Failure;
 use hdcs_frontend::access::Allow;
 use hdcs_frontend::{Unopened, VolumeNumber};
 
@@ -19,7 +20,7 @@ use super::setup::Setup;
 use super::{lock, parse_name};
 use crate::catalogue::{Entry, Found};
 use crate::control::link::{Link, at_volume};
-use crate::shard::command::Command;
+use crate::shard::command::{Command, OpenFailure};
 
 /// A volume that this node has.
 #[derive(Clone, Debug)]
@@ -174,6 +175,21 @@ impl Volumes {
     /// Why a volume is not open, if it is there and is not.
     pub fn not_open(&self, name: &str) -> Option<NotOpen> {
         lock(&self.slots).get(name)?.not_open.clone()
+    }
+
+    /// Why a volume was not opened by hand, as its slot says it now.
+    pub fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
+        let kind = match failure.kind {
+            Failure::Unreachable => ErrorKind::Unavailable,
+            Failure::LogLost
+            | Failure::LocalLost
+            | Failure::Gone
+            | Failure::Shortage
+            | Failure::Refused => ErrorKind::Conflict,
+        };
+        let why = self.not_open(name);
+        let why = why.map_or(failure.message.clone(), |why| why.to_string());
+        ApiError::new(kind, format!("volume {name}: {why}"))
     }
 
     /// Note why a volume is not open, and have the data path tell it to whoever asks for it.
