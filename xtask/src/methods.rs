@@ -25,12 +25,6 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
         "opening, checkpoints, collection and writes still share its fields",
     ),
     (
-        "server",
-        "Node",
-        152,
-        "commands of operators, each a few steps over catalogue and shard; scrubs, heat and memory come out next",
-    ),
-    (
         "sim",
         "World",
         270,

@@ -105,3 +105,66 @@ impl Reports {
         Ok(report)
     }
 }
+
+/// The data path as the control plane asks it.
+pub struct Link {
+    path: Arc<dyn DataPath>,
+    reports: Reports,
+}
+
+impl Link {
+    /// A link over a running shard.
+    pub fn new(path: Arc<dyn DataPath>) -> Self {
+        Self {
+            path,
+            reports: Reports::default(),
+        }
+    }
+
+    /// The data path itself.
+    pub fn path(&self) -> &dyn DataPath {
+        &*self.path
+    }
+
+    /// Hand a command to the shard; false if the shard has ended.
+    pub fn send(&self, command: Command) -> bool {
+        self.path.send(command)
+    }
+
+    /// What the data path says of itself and its volumes now.
+    pub async fn report(&self) -> Result<Arc<ShardReport>, ApiError> {
+        self.reports.fresh(&*self.path).await
+    }
+
+    /// The same, for so long.
+    pub async fn report_within(&self, time_max: Duration) -> Result<Arc<ShardReport>, ApiError> {
+        self.reports.fresh_within(&*self.path, time_max).await
+    }
+
+    /// Send a command and wait for its answer, at most `time_max`.
+    pub async fn ask<T>(
+        &self,
+        what: &str,
+        time_max: Duration,
+        make: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ApiError> {
+        ask(&*self.path, what, time_max, make).await
+    }
+
+    /// Have the shard do something with a volume; what goes wrong names that.
+    pub async fn command<T>(
+        &self,
+        name: &str,
+        what: &str,
+        time_max: Duration,
+        make: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ApiError> {
+        let done = self.ask(what, time_max, make).await;
+        done.map_err(|error| at_volume(name, error))
+    }
+}
+
+/// The same error, which names its volume.
+pub fn at_volume(name: &str, error: ApiError) -> ApiError {
+    ApiError::new(error.kind, format!("volume {name}: {error}"))
+}

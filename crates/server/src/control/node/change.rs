@@ -1,91 +1,37 @@
 //! What is done to a volume that goes on serving: settings, size, flush, cache, check.
 
-use std::time::{Duration, Instant};
-
 use hdcs_api::{ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange};
-use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::SECTOR_BYTES;
-use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 
-use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STALL_TIME_MAX, WATCH_PERIOD, failed,
-    find, in_time, invalid, pins,
-};
-use crate::catalogue::{Entry, Found, check_volume_bytes};
+use super::home::check_resize;
+use super::places::refuse_longer_image;
+use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
+use crate::catalogue::{Found, check_volume_bytes};
 use crate::config::VolumeSettings;
-use crate::control::link::ask;
-use crate::control::view;
+use crate::control::link::Link;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport, VolumeReport};
 
-/// What a flush of everything has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Moved {
-    remaining_bytes: u64,
-    /// Of a local store.
-    tiered_bytes: u64,
-    /// What the backend has taken of a generation that has not ended, and what its store has.
-    taken_bytes: u64,
-    backend_errors: u64,
+/// Whether what an interrupted shrink has cut off is still in a volume's log.
+async fn holds_cut(number: VolumeNumber, link: &Link) -> Result<bool, ApiError> {
+    let report = link.report().await?;
+    Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
 }
 
-impl Moved {
-    fn of(volume: &VolumeReport) -> Self {
-        let put_bytes = volume.store.as_ref().map_or(0, |store| store.put_bytes);
-        Self {
-            remaining_bytes: volume.stats.destage_all_remaining_bytes,
-            tiered_bytes: volume.home.map_or(0, |home| home.tiered_bytes),
-            taken_bytes: volume.stats.destaged_bytes + put_bytes,
-            backend_errors: volume.stats.backend_errors,
-        }
-    }
-}
-
-/// Whether a flush of everything still gets on.
-#[derive(Clone, Copy, Debug)]
-struct Advance {
-    last: Moved,
-    /// Errors when something was done with for good.
-    errors: u64,
-    at: Instant,
-}
-
-impl Advance {
-    fn new(now: Instant, seen: Moved) -> Self {
-        Self {
-            last: seen,
-            errors: seen.backend_errors,
-            at: now,
-        }
-    }
-
-    /// For how long it has not got on. A tier that is under way moves also while more becomes dirty. What the backend
-    /// takes counts until an operation fails: then the same may be written again and again.
-    fn stalled_for(&mut self, now: Instant, seen: Moved) -> Duration {
-        let is_done_with = seen.remaining_bytes < self.last.remaining_bytes
-            || seen.tiered_bytes != self.last.tiered_bytes;
-        if is_done_with {
-            self.errors = seen.backend_errors;
-        }
-        let has_taken = seen.taken_bytes != self.last.taken_bytes;
-        if is_done_with || (has_taken && seen.backend_errors == self.errors) {
-            self.at = now;
-        }
-        self.last = Moved {
-            remaining_bytes: seen.remaining_bytes.min(self.last.remaining_bytes),
-            ..seen
-        };
-        now.saturating_duration_since(self.at)
-    }
+/// The size that a volume has now, and keeps, if it is open.
+async fn bytes_of(number: VolumeNumber, link: &Link) -> Option<u64> {
+    let report = link.report().await.ok()?;
+    let volume = find(&report, number).filter(|volume| !volume.is_resizing);
+    volume.map(|volume| volume.config.bytes)
 }
 
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, "changed")?;
-        let mut entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "changed")?;
+        let mut entry = self.volumes.entry(name)?;
         for (key, value) in request.settings {
             if let Some(value) = value {
                 entry.settings.insert(key, value);
@@ -95,26 +41,31 @@ impl Node {
                 entry.settings.remove(&key);
             }
         }
+        let memory = self.memories.of(entry.number);
         let config = self
-            .core_config(&entry, self.entries().len())
+            .setup
+            .core_config(&entry, self.volumes.entries().len(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let settings = self.settings_of(&entry.settings)?;
+        let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
-        self.update_entry(&entry).await?;
-        self.put(entry, None);
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::SetAllow(number, settings.allow, answer)
-        })
-        .await?;
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::Reconfigure(Box::new(config), answer)
-        })
-        .await?;
-        ask(&*self.path, "changing it", COMMAND_TIME_MAX, |answer| {
-            Command::SetQos(number, qos, answer)
-        })
-        .await?;
+        self.catalogue.update(&entry).await?;
+        self.volumes.put(entry, None);
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::SetAllow(number, settings.allow, answer)
+            })
+            .await?;
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::Reconfigure(Box::new(config), answer)
+            })
+            .await?;
+        self.link
+            .ask("changing it", COMMAND_TIME_MAX, |answer| {
+                Command::SetQos(number, qos, answer)
+            })
+            .await?;
         self.volume(name).await
     }
 
@@ -122,19 +73,19 @@ impl Node {
     pub async fn resize(&self, name: &str, request: ResizeVolume) -> Result<Volume, ApiError> {
         check_volume_bytes(request.bytes)
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        let _busy = self.begin(name, "resized")?;
-        let mut entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "resized")?;
+        let mut entry = self.volumes.entry(name)?;
         if entry.is_read_only() {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
                     "volume {name}: it is read-only and keeps its size, since its backend {} is a \
                      snapshot; a clone of that can be resized",
-                    entry.backend_url(&self.layout())
+                    entry.backend_url(self.setup.layout())
                 ),
             ));
         }
-        self.check_resize(&entry, request.bytes)?;
+        check_resize(&entry, request.bytes, &self.memories)?;
         let old = entry.clone();
         let number = VolumeNumber(entry.number);
         let shrinks = request.bytes < entry.bytes;
@@ -149,110 +100,76 @@ impl Node {
             ));
         }
         if !request.shrink {
-            self.refuse_longer_image(&entry).await?;
+            refuse_longer_image(&entry, self.setup.layout()).await?;
         }
         entry.bytes = request.bytes;
-        let resize = self.command(name, "resizing it", MOVE_TIME_MAX, |answer| {
-            Command::Resize(number, request.bytes, answer)
-        });
-        if shrinks || self.holds_cut(number).await? {
-            self.destage(name, number).await?;
+        let resize = self
+            .link
+            .command(name, "resizing it", MOVE_TIME_MAX, |answer| {
+                Command::Resize(number, request.bytes, answer)
+            });
+        if shrinks || holds_cut(number, &self.link).await? {
+            self.flushes.run(name, number).await?;
         }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            if let Err(error) = self.update_entry(&entry).await {
+            if let Err(error) = self.catalogue.update(&entry).await {
                 // The smaller size may stand there all the same, if only making its name durable failed.
-                self.update_entry(&old).await?;
+                self.catalogue.update(&old).await?;
                 return Err(error);
             }
             if let Err(error) = resize.await {
-                if self.bytes_of(number).await == Some(old.bytes) {
-                    self.update_entry(&old).await?;
+                if bytes_of(number, &self.link).await == Some(old.bytes) {
+                    self.catalogue.update(&old).await?;
                 } else {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
                     // than what the catalogue says, which every opening takes; one that is smaller is refused.
-                    self.put(entry, None);
+                    self.volumes.put(entry, None);
                 }
                 return Err(error);
             }
         } else {
             resize.await?;
             // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
-            self.update_entry(&entry).await?;
-            let grown = self.command(name, "growing it", COMMAND_TIME_MAX, |answer| {
-                Command::Grow(number, request.bytes, answer)
-            });
+            self.catalogue.update(&entry).await?;
+            let grown = self
+                .link
+                .command(name, "growing it", COMMAND_TIME_MAX, |answer| {
+                    Command::Grow(number, request.bytes, answer)
+                });
             if let Err(error) = grown.await {
                 // It has the size at the next opening.
-                self.put(entry, None);
+                self.volumes.put(entry, None);
                 return Err(error);
             }
         }
         let has_other_pins = entry.pins != old.pins;
-        self.put(entry.clone(), None);
+        self.volumes.put(entry.clone(), None);
         if has_other_pins {
-            self.apply_pins(&entry).await?;
+            pins::apply(&entry, &self.link).await?;
         }
         self.volume(name).await
-    }
-
-    /// Refuse to change the size of an image that holds more than its volume: what is beyond the end would be cut off.
-    async fn refuse_longer_image(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
-        let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.has_beyond(bytes));
-        let name = &entry.name;
-        match in_time(ANSWER_TIME_MAX, look).await {
-            Some(false) => Ok(()),
-            Some(true) => Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: its image holds data beyond the {bytes} bytes of the volume, left by an \
-                     interrupted shrink or written by another program, which would be lost: save it, or lose it with \
-                     --shrink"
-                ),
-            )),
-            // It may answer by the time that its size is changed.
-            None => Err(ApiError::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "volume {name}: its image does not answer, and may hold data beyond the {bytes} bytes of the \
-                     volume, which would be lost: try again when it answers, or lose that with --shrink"
-                ),
-            )),
-        }
-    }
-
-    /// Whether what an interrupted shrink has cut off is still in a volume's log.
-    async fn holds_cut(&self, number: VolumeNumber) -> Result<bool, ApiError> {
-        let report = self.report().await?;
-        Ok(find(&report, number).is_some_and(|volume| volume.holds_cut))
-    }
-
-    /// The size that a volume has now, and keeps, if it is open.
-    async fn bytes_of(&self, number: VolumeNumber) -> Option<u64> {
-        let report = self.report().await.ok()?;
-        let volume = find(&report, number).filter(|volume| !volume.is_resizing);
-        volume.map(|volume| volume.config.bytes)
     }
 
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
     /// could not be recorded, has left another one there. A local store that is larger than the catalogue says would be
     /// cut at the next opening, and any backend that is smaller would be refused.
     pub(super) async fn record_sizes(&self, report: &ShardReport) {
-        for entry in self.entries() {
+        for entry in self.volumes.entries() {
             let number = VolumeNumber(entry.number);
             let is_other = |volume: &VolumeReport| volume.config.bytes != entry.bytes;
             if !find(report, number).is_some_and(is_other) {
                 continue;
             }
             // What the report said may have been before the end of a resize.
-            let Ok(_busy) = self.begin(entry.name.as_str(), "resized") else {
+            let Ok(_busy) = self.volumes.begin(entry.name.as_str(), "resized") else {
                 continue;
             };
-            let (Ok(mut entry), Some(bytes)) =
-                (self.entry(entry.name.as_str()), self.bytes_of(number).await)
-            else {
+            let (Ok(mut entry), Some(bytes)) = (
+                self.volumes.entry(entry.name.as_str()),
+                bytes_of(number, &self.link).await,
+            ) else {
                 continue;
             };
             if entry.bytes == bytes {
@@ -260,8 +177,8 @@ impl Node {
             }
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
-            match self.update_entry(&entry).await {
-                Ok(()) => self.put(entry, None),
+            match self.catalogue.update(&entry).await {
+                Ok(()) => self.volumes.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",
                     entry.name
@@ -270,90 +187,20 @@ impl Node {
         }
     }
 
-    /// Write everything dirty to the backend and wait for it, unless it gets stuck.
-    pub(super) async fn destage(&self, name: &str, number: VolumeNumber) -> Result<(), ApiError> {
-        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
-            Command::DestageAll(number, answer)
-        })
-        .await?;
-        self.watch_destage(name, number).await
-    }
-
-    /// Wait until nothing is left of a flush of everything, or cancel it when it gets stuck.
-    pub(super) async fn watch_destage(
-        &self,
-        name: &str,
-        number: VolumeNumber,
-    ) -> Result<(), ApiError> {
-        let stall_time_max = STALL_TIME_MAX.max(self.patience_of(name));
-        let mut advance: Option<Advance> = None;
-        loop {
-            let report = self.report().await?;
-            let Some(volume) = find(&report, number) else {
-                return Err(failed(format!("volume {name}: it is not open any more")));
-            };
-            let (now, seen) = (Instant::now(), Moved::of(volume));
-            if seen.remaining_bytes == 0 {
-                return Ok(());
-            }
-            let store = volume.store.as_ref().filter(|store| store.is_lost);
-            if let Some(why) = store.and_then(|store| store.trouble.clone()) {
-                self.cancel_flush(name).await?;
-                return Err(failed(format!("volume {name}: {why}")));
-            }
-            let advance = advance.get_or_insert_with(|| Advance::new(now, seen));
-            if advance.stalled_for(now, seen) > stall_time_max {
-                self.cancel_flush(name).await?;
-                let dirty = volume.stats.dirty_bytes;
-                if let Some(Trouble::LogSilent) = volume.trouble.map(|(trouble, _)| trouble) {
-                    return Err(failed(format!(
-                        "volume {name}: the device of its write log does not answer, and {dirty} dirty bytes are \
-                         left: put the device right"
-                    )));
-                }
-                let errors = volume.stats.backend_errors;
-                let why = view::reason(volume, false)
-                    .unwrap_or_else(|| format!("{errors} operations failed"));
-                let backend = self.backend_of(name);
-                return Err(failed(format!(
-                    "volume {name}: its backend takes no data and {dirty} dirty bytes are left ({why}): {backend}: \
-                     put the backend right"
-                )));
-            }
-            tokio::time::sleep(WATCH_PERIOD).await;
-        }
-    }
-
-    /// How long one operation of a volume's backend may take by what its URL says.
-    fn patience_of(&self, name: &str) -> Duration {
-        let url = BackendUrl::parse(&self.backend_of(name));
-        url.map_or(Duration::ZERO, |url| url.place.patience())
-    }
-
-    fn backend_of(&self, name: &str) -> String {
-        match self.slot(name).map(|slot| slot.found) {
-            Ok(Found::Entry(entry)) => entry.backend_url(&self.layout()),
-            _ => "unknown backend".to_owned(),
-        }
-    }
-
     /// Begin to write everything dirty to the backend. Progress is in the counters.
     pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
-        let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
-            Command::DestageAll(number, answer)
-        })
-        .await?;
+        let number = VolumeNumber(self.volumes.entry(name)?.number);
+        self.link
+            .command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
+                Command::DestageAll(number, answer)
+            })
+            .await?;
         self.volume(name).await
     }
 
     /// Return to destaging by policy, and give up what is being copied for a snapshot or clone.
     pub async fn cancel_flush(&self, name: &str) -> Result<(), ApiError> {
-        let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "cancelling the flush", COMMAND_TIME_MAX, |answer| {
-            Command::CancelDestageAll(number, answer)
-        })
-        .await
+        self.flushes.cancel(name).await
     }
 
     /// Bring a range into the read cache, or drop it from there.
@@ -363,7 +210,7 @@ impl Node {
         range: VolumeRange,
         promote: bool,
     ) -> Result<(), ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let number = VolumeNumber(entry.number);
         let bytes = range
             .bytes
@@ -387,19 +234,20 @@ impl Node {
         } else {
             "evicting it"
         };
-        self.command(name, what, MOVE_TIME_MAX, |answer| {
-            if promote {
-                Command::Promote(number, sectors, answer)
-            } else {
-                Command::Evict(number, sectors, answer)
-            }
-        })
-        .await
+        self.link
+            .command(name, what, MOVE_TIME_MAX, |answer| {
+                if promote {
+                    Command::Promote(number, sectors, answer)
+                } else {
+                    Command::Evict(number, sectors, answer)
+                }
+            })
+            .await
     }
 
     /// Verify every checksum of a volume's write log while it is in use.
     pub async fn check(&self, name: &str) -> Result<CheckReport, ApiError> {
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let entry = match slot.found {
             Found::Entry(entry) => entry,
             Found::Damaged(why) => {
@@ -410,8 +258,8 @@ impl Node {
                 });
             }
         };
-        let path = entry.log_path(&self.layout());
-        let memory = self.memory_to_read_log(&entry).map_err(|shortage| {
+        let path = entry.log_path(self.setup.layout());
+        let memory = self.memories.to_read_log(&entry).map_err(|shortage| {
             let why = format!("volume {name}: its write log cannot be checked: {shortage}");
             ApiError::new(ErrorKind::Failed, why)
         })?;
@@ -423,68 +271,5 @@ impl Node {
         checked
             .await
             .map_err(|error| failed(format!("volume {name}: checking it: {error}")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is seen once a second, and for how long nothing has got on at the end.
-    fn stalled_for(seen: impl IntoIterator<Item = Moved>) -> u64 {
-        let begun = Instant::now();
-        let mut seen = seen.into_iter();
-        let mut advance = Advance::new(begun, seen.next().unwrap());
-        let mut stalled = Duration::ZERO;
-        for (seconds, seen) in (1..).zip(seen) {
-            stalled = advance.stalled_for(begun + Duration::from_secs(seconds), seen);
-        }
-        stalled.as_secs()
-    }
-
-    const MOVED: Moved = Moved {
-        remaining_bytes: 1000,
-        tiered_bytes: 0,
-        taken_bytes: 0,
-        backend_errors: 3,
-    };
-
-    #[test]
-    fn flush_gets_on_while_its_backend_takes_what_a_generation_has() {
-        let slow = |second| Moved {
-            taken_bytes: second,
-            ..MOVED
-        };
-        assert_eq!(stalled_for((0..100).map(slow)), 0);
-        assert_eq!(stalled_for([MOVED; 100]), 99);
-        let stops = |second: u64| slow(second.min(40));
-        assert_eq!(stalled_for((0..100).map(stops)), 59);
-    }
-
-    #[test]
-    fn flush_that_writes_the_same_again_and_again_does_not_get_on() {
-        let failing = |second: u64| Moved {
-            taken_bytes: second,
-            backend_errors: 3 + second / 10,
-            ..MOVED
-        };
-        assert_eq!(stalled_for((0..100).map(failing)), 90);
-        // Once something is done with for good, it does.
-        let recovered = |second: u64| Moved {
-            remaining_bytes: if second < 50 { 1000 } else { 500 },
-            backend_errors: 3 + (second / 10).min(5),
-            ..failing(second)
-        };
-        assert_eq!(stalled_for((0..100).map(recovered)), 0);
-    }
-
-    #[test]
-    fn flush_of_a_home_gets_on_while_more_becomes_dirty() {
-        let tiering = |second| Moved {
-            remaining_bytes: 1000 + second,
-            tiered_bytes: second,
-            ..MOVED
-        };
-        assert_eq!(stalled_for((0..100).map(tiering)), 0);
     }
 }

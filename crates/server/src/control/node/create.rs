@@ -18,8 +18,12 @@ use hdcs_device::create::{create_region, zero_region};
 use hdcs_device::file::DeviceError;
 use uuid::Uuid;
 
-use super::home::make_home;
-use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, lock, looks, parse_name};
+use super::delete::forget;
+use super::encryption::plan_encryption;
+use super::home::{make_home, plan_home};
+use super::setup::Setup;
+use super::volumes::Volumes;
+use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name};
 use crate::catalogue::{
     self, CatalogueError, Entry, LOG_FILE, LogPlace, PendingVolume, StagedData, VolumeName,
     check_volume_bytes,
@@ -84,17 +88,17 @@ impl Node {
         data: Option<Arc<StagedData>>,
     ) -> Result<Volume, ApiError> {
         let name = parse_name(&request.name)?;
-        let _busy = self.begin(name.as_str(), "created")?;
-        if lock(&self.slots).contains_key(name.as_str()) {
+        let _busy = self.volumes.begin(name.as_str(), "created")?;
+        if self.volumes.has(name.as_str()) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
         let entry = self.plan(name.clone(), &request).await?;
-        let volumes = self.entries().len() + 1;
-        let config = self.core_config(&entry, volumes)?;
-        let layout = self.layout();
+        let volumes = self.volumes.entries().len() + 1;
+        let config = self.setup.core_config(&entry, volumes, None)?;
+        let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];
         let made = tokio::task::spawn_blocking(move || {
             make(&layout, entry, &config, overwrite, data.as_deref())
@@ -104,10 +108,10 @@ impl Node {
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
         if let Err(error) = self.open(&entry, volumes).await {
             // Nothing was ever written to it; a backend of the user's is not touched.
-            lock(&self.slots).remove(name.as_str());
-            self.explain(name.as_str(), None);
-            self.forget(&entry).await;
-            let (layout, of) = (self.layout(), entry.name.clone());
+            self.volumes.remove(name.as_str());
+            self.volumes.explain(name.as_str(), None);
+            forget(&entry, self.setup.layout(), &self.link).await;
+            let (layout, of) = (self.setup.layout().clone(), entry.name.clone());
             let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
@@ -126,11 +130,11 @@ impl Node {
         request: &CreateVolume,
     ) -> Result<Entry, ApiError> {
         let at = |error: String| invalid(format!("volume {name}: {error}"));
-        self.settings_of(&request.settings)
+        self.setup
+            .settings_of(&request.settings)
             .map_err(|error| at(error.message))?;
         let found = match &request.backend {
-            Some(url) => self
-                .check_backend(url)
+            Some(url) => check_backend(url, &self.setup, &self.volumes)
                 .await
                 .map_err(|error| at_volume(name.as_str(), error))?,
             None => None,
@@ -160,10 +164,14 @@ impl Node {
             }
         };
         check_volume_bytes(bytes).map_err(&at)?;
-        let encryption = self.plan_encryption(&name, request, found.is_some());
+        let encryption = plan_encryption(&name, request, found.is_some());
         let encryption = encryption.await?;
-        let log = self.plan_log(&name, request).await.map_err(&at)?;
-        let home = self.plan_home(&name, bytes, request).await.map_err(&at)?;
+        let log = plan_log(&name, request, &self.setup, &self.volumes)
+            .await
+            .map_err(&at)?;
+        let home = plan_home(&name, bytes, request, self.setup.layout(), &self.volumes)
+            .await
+            .map_err(&at)?;
         // A backend of its own is made with the rest.
         let new = request.backend.as_deref().filter(|_| found.is_none());
         let mut entry = Entry {
@@ -180,143 +188,149 @@ impl Node {
             home,
             settings: request.settings.clone(),
         };
-        self.check_memory(&entry)?;
-        entry.number = self.next_volume_number(name.as_str()).await?;
+        self.memories.check(&entry)?;
+        entry.number = self.catalogue.next_number(name.as_str()).await?;
         Ok(entry)
     }
+}
 
-    /// Check a backend's URL; returns what is there already.
-    async fn check_backend(&self, url: &str) -> Result<Option<Found>, ApiError> {
-        let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
-        let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
-        if let Some(exposure) = place.exposure() {
-            return Err(invalid(format!("backend {}: {exposure}", place.name())));
-        }
-        let name_of = async |url: String| {
-            let at = url.clone();
-            let look = move || place_of(&url).ok().map(|place| place.name());
-            looks::in_time(&at, ANSWER_TIME_MAX, look).await
-        };
-        let silent = || failed(format!("backend {url}: what it lies on does not answer"));
-        let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
-        for other in self.entries() {
-            // One that does not answer has a volume that holds its lock.
-            let theirs = name_of(other.backend_url(&self.layout())).await.flatten();
-            if theirs.is_some() && theirs == name {
-                return Err(invalid(format!(
-                    "backend {url} is the backend of volume {} already, and two volumes on one would \
-                     destroy what is written: use that volume, or choose another backend",
-                    other.name
-                )));
-            }
-        }
-        if let Some(path) = place.path() {
-            let real = real_path(path).await.ok_or_else(silent)?;
-            let layout = self.layout();
-            // A snapshot there is only read.
-            if !place.is_read_only() && layout.is_own(&real) {
-                let why = layout.own_refusal();
-                return Err(invalid(format!("backend {url} {why}")));
-            }
-        }
-        let found = tokio::task::spawn_blocking(move || place.find()).await;
-        found
-            .map_err(|error| failed(error.to_string()))?
-            .map_err(|error| match error {
-                BackendError::Unreachable(_) => failed(error.to_string()),
-                _ => invalid(error.to_string()),
-            })
+/// Check a backend's URL; returns what is there already.
+async fn check_backend(
+    url: &str,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<Option<Found>, ApiError> {
+    let place_of = |url: &str| BackendUrl::parse(url).map(|url| url.place);
+    let place = place_of(url).map_err(|error| invalid(error.to_string()))?;
+    if let Some(exposure) = place.exposure() {
+        return Err(invalid(format!("backend {}: {exposure}", place.name())));
     }
-
-    async fn plan_log(
-        &self,
-        name: &VolumeName,
-        request: &CreateVolume,
-    ) -> Result<LogPlace, String> {
-        let path = match (&request.log_path, &self.config.node.log_path) {
-            (Some(path), _) => PathBuf::from(path),
-            (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
-            (None, None) => PathBuf::from(LOG_FILE),
-        };
-        // Nothing is ever written to a volume that is only read. It has a log all the same, since to
-        // open, close and check a volume is to do that to its log; so it is the smallest that there is.
-        let read_only = request
-            .backend
-            .as_deref()
-            .is_some_and(hdcs_backend::is_read_only);
-        let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
-        let place = self.check_log_place(path, bytes, None).await?;
-        if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
-            return Err(format!(
-                "log path {}: it exists already, and is no block device: choose another",
-                place.path.display()
-            ));
+    let name_of = async |url: String| {
+        let at = url.clone();
+        let look = move || place_of(&url).ok().map(|place| place.name());
+        looks::in_time(&at, ANSWER_TIME_MAX, look).await
+    };
+    let silent = || failed(format!("backend {url}: what it lies on does not answer"));
+    let name = name_of(url.to_owned()).await.ok_or_else(silent)?;
+    for other in volumes.entries() {
+        // One that does not answer has a volume that holds its lock.
+        let theirs = name_of(other.backend_url(setup.layout())).await.flatten();
+        if theirs.is_some() && theirs == name {
+            return Err(invalid(format!(
+                "backend {url} is the backend of volume {} already, and two volumes on one would \
+                 destroy what is written: use that volume, or choose another backend",
+                other.name
+            )));
         }
-        Ok(place)
     }
-
-    /// Check where a log is to be, and how large; `of` is the volume that has one already.
-    pub(super) async fn check_log_place(
-        &self,
-        path: PathBuf,
-        bytes: Option<u64>,
-        of: Option<&Entry>,
-    ) -> Result<LogPlace, String> {
-        let default_bytes = self.config.node.log_size_mib << 20;
-        if path != Path::new(LOG_FILE) && !path.is_absolute() {
-            return Err(format!(
-                "log path {}: give an absolute path",
-                path.display()
-            ));
-        }
-        let silent = || {
-            format!(
-                "log path {}: what it lies on does not answer",
-                path.display()
-            )
-        };
-        let looked_at = path.clone();
-        let at = path.to_string_lossy();
-        let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
-            is_block_device(&looked_at).then(|| device_bytes(&looked_at))
-        });
-        let bytes = match (bytes, device.await.ok_or_else(silent)?) {
-            (Some(bytes), _) => bytes,
-            (None, Some(found)) => {
-                let found =
-                    found.map_err(|error| format!("log path {}: {error}", path.display()))?;
-                found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
-            }
-            (None, None) => default_bytes,
-        };
-        if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
-            || !bytes.is_multiple_of(BLOCK_BYTES as u64)
-        {
-            return Err(format!(
-                "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
-                 to {LOG_BYTES_MAX} (1T), not {bytes}"
-            ));
-        }
-        let layout = self.layout();
-        let mut others = self.entries();
-        others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
-        let real = real_path(&path).await.ok_or_else(silent)?;
-        if path.is_absolute() && layout.is_own(&real) {
+    if let Some(path) = place.path() {
+        let real = real_path(path).await.ok_or_else(silent)?;
+        let layout = setup.layout();
+        // A snapshot there is only read.
+        if !place.is_read_only() && layout.is_own(&real) {
             let why = layout.own_refusal();
-            return Err(format!("log path {} {why}", path.display()));
+            return Err(invalid(format!("backend {url} {why}")));
         }
-        for other in &others {
-            // One that does not answer has a volume that holds its lock.
-            if real_path(&other.log_path(&layout)).await.as_ref() == Some(&real) {
-                return Err(format!(
-                    "log path {} is the write log of volume {}: choose another",
-                    path.display(),
-                    other.name
-                ));
-            }
-        }
-        Ok(LogPlace { path, bytes })
     }
+    let found = tokio::task::spawn_blocking(move || place.find()).await;
+    found
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| match error {
+            BackendError::Unreachable(_) => failed(error.to_string()),
+            _ => invalid(error.to_string()),
+        })
+}
+
+/// Check where the log of a new volume is to be, and how large.
+async fn plan_log(
+    name: &VolumeName,
+    request: &CreateVolume,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<LogPlace, String> {
+    let path = match (&request.log_path, &setup.node().log_path) {
+        (Some(path), _) => PathBuf::from(path),
+        (None, Some(directory)) => directory.join(format!("{name}-{}.log", Uuid::new_v4())),
+        (None, None) => PathBuf::from(LOG_FILE),
+    };
+    // Nothing is ever written to a volume that is only read. It has a log all the same, since to
+    // open, close and check a volume is to do that to its log; so it is the smallest that there is.
+    let read_only = request
+        .backend
+        .as_deref()
+        .is_some_and(hdcs_backend::is_read_only);
+    let bytes = request.log_bytes.or(read_only.then_some(LOG_BYTES_MIN));
+    let place = check_log_place(path, bytes, None, setup, volumes).await?;
+    if place.path.is_absolute() && is_taken(&place.path).await != Some(false) {
+        return Err(format!(
+            "log path {}: it exists already, and is no block device: choose another",
+            place.path.display()
+        ));
+    }
+    Ok(place)
+}
+
+/// Check where a log is to be, and how large; `of` is the volume that has one already.
+pub(super) async fn check_log_place(
+    path: PathBuf,
+    bytes: Option<u64>,
+    of: Option<&Entry>,
+    setup: &Setup,
+    volumes: &Volumes,
+) -> Result<LogPlace, String> {
+    let default_bytes = setup.node().log_size_mib << 20;
+    if path != Path::new(LOG_FILE) && !path.is_absolute() {
+        return Err(format!(
+            "log path {}: give an absolute path",
+            path.display()
+        ));
+    }
+    let silent = || {
+        format!(
+            "log path {}: what it lies on does not answer",
+            path.display()
+        )
+    };
+    let looked_at = path.clone();
+    let at = path.to_string_lossy();
+    let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
+        is_block_device(&looked_at).then(|| device_bytes(&looked_at))
+    });
+    let bytes = match (bytes, device.await.ok_or_else(silent)?) {
+        (Some(bytes), _) => bytes,
+        (None, Some(found)) => {
+            let found = found.map_err(|error| format!("log path {}: {error}", path.display()))?;
+            found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+        }
+        (None, None) => default_bytes,
+    };
+    if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
+        || !bytes.is_multiple_of(BLOCK_BYTES as u64)
+    {
+        return Err(format!(
+            "the size of a write log is a multiple of {BLOCK_BYTES} bytes from {LOG_BYTES_MIN} (16M) \
+             to {LOG_BYTES_MAX} (1T), not {bytes}"
+        ));
+    }
+    let layout = setup.layout();
+    let mut others = volumes.entries();
+    others.retain(|other| of.is_none_or(|entry| other.name != entry.name));
+    let real = real_path(&path).await.ok_or_else(silent)?;
+    if path.is_absolute() && layout.is_own(&real) {
+        let why = layout.own_refusal();
+        return Err(format!("log path {} {why}", path.display()));
+    }
+    for other in &others {
+        // One that does not answer has a volume that holds its lock.
+        if real_path(&other.log_path(layout)).await.as_ref() == Some(&real) {
+            return Err(format!(
+                "log path {} is the write log of volume {}: choose another",
+                path.display(),
+                other.name
+            ));
+        }
+    }
+    Ok(LogPlace { path, bytes })
 }
 
 /// The backend is there and has another size than the volume is to have.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use hdcs_api::{ApiError, DeleteOptions, Deleted, ErrorKind};
-use hdcs_backend::home::store;
 use hdcs_backend::objects::given_up::{Remains, remains};
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{Held, SnapshotStore, closing};
@@ -12,16 +11,17 @@ use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
-use super::create::is_block_device;
 use super::open::NotOpen;
-use super::snapshots::NotKept;
+use super::places::{dirty_of_unopened, missing_backend, wipe_home, wipe_log};
+use super::snapshots::{NotKept, give_up_clone, is_free_clone};
+use super::volumes::Volumes;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find, in_time, invalid,
-    lock, lost, parse_name,
+    lost, parse_name,
 };
 use crate::catalogue::{self, Entry, Found, GivenUp};
-use crate::control::link::ask;
-use crate::inspect;
+use crate::control::link::Link;
+use crate::data_dir::Layout;
 use crate::shard::command::Command;
 
 /// What is being done to a volume that is deleted.
@@ -119,6 +119,148 @@ fn data_key(entry: &Entry) -> Option<Uuid> {
     entry.encryption.as_ref().map(|own| own.key.id())
 }
 
+/// Note that a deletion did not end; it can only be asked for again.
+fn did_not_end(name: &str, error: &str, what: Leaving, volumes: &Volumes) -> ApiError {
+    let mut why = format!("deleting it did not end: {error}: delete it again");
+    if what == Leaving::Objects {
+        why += ", or leave what cannot be removed with --discard-dirty";
+    }
+    let error = failed(format!("volume {name}: {why}"));
+    volumes.set_not_open(name, NotOpen::Leaving { why, what });
+    error
+}
+
+/// Remove the objects of a volume that is given up; why that did not end.
+async fn remove_objects(entry: &Entry, layout: &Layout, volumes: &Volumes) -> Result<(), String> {
+    let Err(problem) = remove_data(entry, Leaving::Objects, layout, volumes).await else {
+        return Ok(());
+    };
+    let (url, identity) = (entry.backend_url(layout), entry.backend_identity.clone());
+    // Another volume that came there since removes them, and only that is let do so.
+    match beside(move || remains(&url, identity.as_deref())).await {
+        Ok(Ok(Remains::Nothing)) => Ok(()),
+        _ => Err(problem),
+    }
+}
+
+/// Remove what a deleted volume has at its backend's place.
+async fn remove_data(
+    entry: &Entry,
+    leaving: Leaving,
+    layout: &Layout,
+    volumes: &Volumes,
+) -> Result<(), String> {
+    // As long as the volume is listed, no other one is made at its place, whose data would be removed.
+    let why = "it is being deleted, and what it has at its backend is removed".to_owned();
+    let what = leaving;
+    volumes.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
+    let url = entry.backend_url(layout);
+    settle(url.clone()).await;
+    let place = url.clone();
+    let was = match leaving {
+        Leaving::Image(held) => held,
+        _ => Held::Objects {
+            key: data_key(entry),
+        },
+    };
+    let remove = move || BackendUrl::parse(&place)?.place.remove(was);
+    // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by
+    // themselves.
+    let problem = if let Leaving::Image(Held::File { .. }) = leaving {
+        match in_time(UNLINK_TIME_MAX, remove).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => "it does not answer".to_owned(),
+        }
+    } else {
+        match tokio::task::spawn_blocking(remove).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        }
+    };
+    let name = &entry.name;
+    tracing::warn!("what volume {name} has at {url} stays there: {problem}");
+    Err(problem)
+}
+
+/// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
+async fn what_leaves(
+    name: &str,
+    entry: &Entry,
+    options: &DeleteOptions,
+    layout: &Layout,
+    link: &Link,
+    volumes: &Volumes,
+) -> Result<Leaving, ApiError> {
+    if is_free_clone(name, entry, options, layout, link, volumes).await? {
+        return Ok(Leaving::Clone);
+    }
+    let place = entry.backend.as_deref().map(BackendUrl::parse);
+    let url = match place.filter(|_| options.remove_data) {
+        None => return Ok(Leaving::Stays),
+        Some(Ok(url)) => url,
+        Some(Err(error)) => {
+            return Err(invalid(format!(
+                "volume {name}: what is at its backend cannot be removed: {error}; or delete it without remove_data"
+            )));
+        }
+    };
+    // Of one that is not open nobody knows whose it is by now.
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    if volume.is_none_or(|volume| volume.phase != Phase::Open) {
+        return Ok(Leaving::Stays);
+    }
+    let named = url.place.name();
+    if url.place.is_read_only() {
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
+                 volume without remove_data, and the snapshot with the volume that it is of"
+            ),
+        ));
+    }
+    if url
+        .place
+        .snapshot_store()
+        .is_some_and(SnapshotStore::is_objects)
+    {
+        return Ok(Leaving::Objects);
+    }
+    let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
+        Some(Some(held)) => return Ok(Leaving::Image(held)),
+        Some(None) => {
+            format!("what lies at {named} is not the image that it has open: put that back")
+        }
+        None => format!("{named} does not answer: try again once it does"),
+    };
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!("volume {name}: {why}, or delete the volume without remove_data"),
+    ))
+}
+
+/// Drop what the read cache and the log device still hold of a closed volume.
+pub(super) async fn forget(entry: &Entry, layout: &Layout, link: &Link) {
+    forget_cached(entry, link).await;
+    wipe_home(entry, layout).await;
+    wipe_log(entry, layout).await;
+}
+
+/// Drop what the read cache holds of a closed volume whose number will not be used again.
+pub(super) async fn forget_cached(entry: &Entry, link: &Link) {
+    let number = VolumeNumber(entry.number);
+    let forgotten = link.ask("forgetting it", COMMAND_TIME_MAX, |answer| {
+        Command::Forget(number, answer)
+    });
+    if let Err(error) = forgotten.await {
+        // Its number is never used again, so what stays is only memory that ages out.
+        tracing::warn!("volume {}: {error}", entry.name);
+    }
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
@@ -132,17 +274,17 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
-        let (at, of) = (self.layout(), volume_name.clone());
-        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let is_rest = self.catalogue.is_half_removed(&volume_name).await?;
         let begun = if is_rest {
-            self.slot(name)?
+            self.volumes
+                .slot(name)?
                 .not_open
                 .as_ref()
                 .and_then(NotOpen::given_up)
         } else {
             self.begun(name, &options).await?
         };
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let has_no_other = matches!(&slot.found, Found::Entry(entry) if entry.backend.is_none());
         if options.keep_data && (begun.is_some() || is_rest && has_no_other) {
             return Err(ApiError::new(
@@ -162,7 +304,17 @@ impl Node {
             Found::Entry(entry) => {
                 leaving = match begun {
                     Some(begun) => begun,
-                    None => self.what_leaves(name, entry, &options).await?,
+                    None => {
+                        what_leaves(
+                            name,
+                            entry,
+                            &options,
+                            self.setup.layout(),
+                            &self.link,
+                            &self.volumes,
+                        )
+                        .await?
+                    }
                 };
                 self.close_for_good(name, entry, &options, &mut leaving, begun.is_some())
                     .await?
@@ -185,23 +337,23 @@ impl Node {
         let mut data_trouble = None;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
             // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
-            match self.remove_objects(entry).await {
+            match remove_objects(entry, self.setup.layout(), &self.volumes).await {
                 Ok(()) => is_removed = true,
                 // It was tried before, and nobody can open them any more.
                 Err(problem) if options.discard_dirty && begun.is_some() => {
-                    let url = entry.backend_url(&self.layout());
+                    let url = entry.backend_url(self.setup.layout());
                     data_trouble = Some(format!(
                         "some of what it had at {url} stays there, which nobody can open any more: {problem}"
                     ));
                     is_removed = true;
                 }
-                Err(problem) => return Err(self.did_not_end(name, &problem, leaving)),
+                Err(problem) => return Err(did_not_end(name, &problem, leaving, &self.volumes)),
             }
         }
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
-            self.forget(entry).await;
+            forget(entry, self.setup.layout(), &self.link).await;
         }
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let has_own_data = catalogue::directory(&layout, &volume_name)
             .join(catalogue::DATA_FILE)
             .exists();
@@ -212,28 +364,34 @@ impl Node {
             Found::Damaged(_) => None,
         };
         // Its log may be elsewhere, on something that does not answer.
-        let (at, of, kept) = (self.layout(), volume_name.clone(), keep.clone());
+        let (at, of, kept) = (
+            self.setup.layout().clone(),
+            volume_name.clone(),
+            keep.clone(),
+        );
         let removed = tokio::task::spawn_blocking(move || {
             catalogue::remove(&at, &of, kept.as_deref()).map_err(|error| error.to_string())
         });
         let removed = removed.await.unwrap_or_else(|error| Err(error.to_string()));
         if let Err(error) = removed {
-            return Err(self.did_not_end(name, &error, leaving));
+            return Err(did_not_end(name, &error, leaving, &self.volumes));
         }
         if let Found::Entry(entry) = &slot.found {
             let url = entry.backend_url(&layout);
             if let Leaving::Image(_) = leaving {
-                is_removed = self.remove_data(entry, leaving).await.is_ok();
+                is_removed = remove_data(entry, leaving, self.setup.layout(), &self.volumes)
+                    .await
+                    .is_ok();
             } else if leaving != Leaving::Objects {
-                lock(&self.slots).remove(name);
+                self.volumes.remove(name);
                 settle(url.clone()).await;
                 if leaving == Leaving::Clone {
                     super::snapshots::sweep(name, url, data_key(entry));
                 }
             }
         }
-        lock(&self.slots).remove(name);
-        self.explain(name, None);
+        self.volumes.remove(name);
+        self.volumes.explain(name, None);
         self.share_memory().await;
         tracing::info!("volume {name} was deleted, {discarded} dirty bytes discarded");
         let mut left = users.filter(|_| !is_removed);
@@ -263,23 +421,21 @@ impl Node {
         name: &str,
         options: &DeleteOptions,
     ) -> Result<Option<Leaving>, ApiError> {
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let (Found::Entry(entry), Some(not_open)) = (slot.found, slot.not_open) else {
             return Ok(None);
         };
         let known = not_open.given_up();
         let mut noted = known;
         if known.is_none() {
-            let (at, of) = (self.layout(), entry.name.clone());
             // However its opening failed: that may have been before its place was looked at.
-            let look = move || catalogue::given_up(&at, &of);
-            let found = in_time(ANSWER_TIME_MAX, look).await.flatten();
+            let found = self.catalogue.given_up(&entry.name).await;
             noted = found.map(Leaving::from);
         }
         let Some(leaving) = noted else {
             return Ok(None);
         };
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, VolumeNumber(entry.number));
         if volume.is_some_and(|volume| volume.phase == Phase::Open) {
             return Ok(known);
@@ -287,7 +443,7 @@ impl Node {
         // Of what is not there any more, nothing is left to be removed.
         let nothing = known.map(|_| Leaving::Stays);
         let (url, identity) = (
-            entry.backend_url(&self.layout()),
+            entry.backend_url(self.setup.layout()),
             entry.backend_identity.clone(),
         );
         match beside(move || remains(&url, identity.as_deref())).await? {
@@ -295,9 +451,9 @@ impl Node {
             Ok(Remains::Nothing) => Ok(nothing),
             Ok(Remains::Whole) => {
                 if known.is_some()
-                    && let Err(failure) = self.open(&entry, self.entries().len()).await
+                    && let Err(failure) = self.open(&entry, self.volumes.entries().len()).await
                 {
-                    return Err(self.refusal(name, &failure));
+                    return Err(self.volumes.refusal(name, &failure));
                 }
                 Ok(None)
             }
@@ -315,128 +471,6 @@ impl Node {
         }
     }
 
-    /// Note that a deletion did not end; it can only be asked for again.
-    fn did_not_end(&self, name: &str, error: &str, what: Leaving) -> ApiError {
-        let mut why = format!("deleting it did not end: {error}: delete it again");
-        if what == Leaving::Objects {
-            why += ", or leave what cannot be removed with --discard-dirty";
-        }
-        if let Some(slot) = lock(&self.slots).get_mut(name) {
-            let why = why.clone();
-            slot.not_open = Some(NotOpen::Leaving { why, what });
-        }
-        self.explain(name, Some(why.clone()));
-        failed(format!("volume {name}: {why}"))
-    }
-
-    /// Remove the objects of a volume that is given up; why that did not end.
-    async fn remove_objects(&self, entry: &Entry) -> Result<(), String> {
-        let Err(problem) = self.remove_data(entry, Leaving::Objects).await else {
-            return Ok(());
-        };
-        let (url, identity) = (
-            entry.backend_url(&self.layout()),
-            entry.backend_identity.clone(),
-        );
-        // Another volume that came there since removes them, and only that is let do so.
-        match beside(move || remains(&url, identity.as_deref())).await {
-            Ok(Ok(Remains::Nothing)) => Ok(()),
-            _ => Err(problem),
-        }
-    }
-
-    /// Remove what a deleted volume has at its backend's place.
-    async fn remove_data(&self, entry: &Entry, leaving: Leaving) -> Result<(), String> {
-        // As long as the volume is listed, no other one is made at its place, whose data would be removed.
-        let why = "it is being deleted, and what it has at its backend is removed".to_owned();
-        let what = leaving;
-        self.put(entry.clone(), Some(NotOpen::Leaving { why, what }));
-        let url = entry.backend_url(&self.layout());
-        settle(url.clone()).await;
-        let place = url.clone();
-        let was = match leaving {
-            Leaving::Image(held) => held,
-            _ => Held::Objects {
-                key: data_key(entry),
-            },
-        };
-        let remove = move || BackendUrl::parse(&place)?.place.remove(was);
-        // A file goes at once, or is on something that hangs. All else takes its time, and its requests end by
-        // themselves.
-        let problem = if let Leaving::Image(Held::File { .. }) = leaving {
-            match in_time(UNLINK_TIME_MAX, remove).await {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => error.to_string(),
-                None => "it does not answer".to_owned(),
-            }
-        } else {
-            match tokio::task::spawn_blocking(remove).await {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(error)) => error.to_string(),
-                Err(error) => error.to_string(),
-            }
-        };
-        let name = &entry.name;
-        tracing::warn!("what volume {name} has at {url} stays there: {problem}");
-        Err(problem)
-    }
-
-    /// What leaves its place with a volume that is to be deleted; refused if anything depends on that.
-    async fn what_leaves(
-        &self,
-        name: &str,
-        entry: &Entry,
-        options: &DeleteOptions,
-    ) -> Result<Leaving, ApiError> {
-        if self.is_free_clone(name, entry, options).await? {
-            return Ok(Leaving::Clone);
-        }
-        let place = entry.backend.as_deref().map(BackendUrl::parse);
-        let url = match place.filter(|_| options.remove_data) {
-            None => return Ok(Leaving::Stays),
-            Some(Ok(url)) => url,
-            Some(Err(error)) => {
-                return Err(invalid(format!(
-                    "volume {name}: what is at its backend cannot be removed: {error}; or delete it without remove_data"
-                )));
-            }
-        };
-        // Of one that is not open nobody knows whose it is by now.
-        let report = self.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        if volume.is_none_or(|volume| volume.phase != Phase::Open) {
-            return Ok(Leaving::Stays);
-        }
-        let named = url.place.name();
-        if url.place.is_read_only() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: {named} is a snapshot, which is not removed with a volume over it: delete the \
-                     volume without remove_data, and the snapshot with the volume that it is of"
-                ),
-            ));
-        }
-        if url
-            .place
-            .snapshot_store()
-            .is_some_and(SnapshotStore::is_objects)
-        {
-            return Ok(Leaving::Objects);
-        }
-        let why = match in_time(ANSWER_TIME_MAX, move || url.place.held()).await {
-            Some(Some(held)) => return Ok(Leaving::Image(held)),
-            Some(None) => {
-                format!("what lies at {named} is not the image that it has open: put that back")
-            }
-            None => format!("{named} does not answer: try again once it does"),
-        };
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: {why}, or delete the volume without remove_data"),
-        ))
-    }
-
     /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another
     /// node has taken over stays.
     async fn give_up_place(
@@ -450,17 +484,17 @@ impl Node {
             return Ok(leaving);
         }
         if !has_begun {
-            self.note_given_up(entry, leaving).await?;
+            self.catalogue.note_given_up(entry, leaving).await?;
         }
         let number = VolumeNumber(entry.number);
-        match self.give_up_clone(name, number).await {
+        match give_up_clone(name, number, &self.link, &self.flushes).await {
             Ok(true) => Ok(leaving),
             Ok(false) => {
-                self.keep_after_all(entry).await;
+                self.catalogue.keep_after_all(entry).await;
                 Ok(Leaving::Stays)
             }
             Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
-                self.keep_after_all(entry).await;
+                self.catalogue.keep_after_all(entry).await;
                 if leaving == Leaving::Clone {
                     return Err(error);
                 }
@@ -472,7 +506,7 @@ impl Node {
                 if let Err(error) = self.close_given_up(name, entry, false, MOVE_TIME_MAX).await {
                     tracing::warn!("{error}");
                 }
-                Err(self.did_not_end(name, &error.message, leaving))
+                Err(did_not_end(name, &error.message, leaving, &self.volumes))
             }
         }
     }
@@ -487,7 +521,7 @@ impl Node {
         has_begun: bool,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let volume = find(&report, number);
         let Some(volume) = volume.filter(|volume| volume.phase == Phase::Open) else {
             let is_closing = volume.is_some_and(|volume| volume.phase == Phase::Closing);
@@ -506,7 +540,8 @@ impl Node {
             ));
         }
         if asks && dirty > 0 {
-            self.destage(name, number)
+            self.flushes
+                .run(name, number)
                 .await
                 .map_err(|error| match error.kind {
                     // Nothing is wrong with the backend.
@@ -532,28 +567,9 @@ impl Node {
                 return Err(still_closing(name, error));
             }
             // Whatever happens from here on, it can only be deleted.
-            return Err(self.did_not_end(name, &error.message, *leaving));
+            return Err(did_not_end(name, &error.message, *leaving, &self.volumes));
         }
         Ok(if asks { 0 } else { dirty })
-    }
-
-    /// Note durably what is about to be given up.
-    async fn note_given_up(&self, entry: &Entry, leaving: Leaving) -> Result<(), ApiError> {
-        let Some(what) = leaving.given_up() else {
-            return Ok(());
-        };
-        let (at, of) = (self.layout(), entry.name.clone());
-        let noted = beside(move || catalogue::give_up(&at, &of, what)).await?;
-        noted.map_err(|error| failed(format!("volume {}: {error}", entry.name)))
-    }
-
-    /// Nothing was given up.
-    pub(super) async fn keep_after_all(&self, entry: &Entry) {
-        let (at, of) = (self.layout(), entry.name.clone());
-        let kept = beside(move || catalogue::keep_after_all(&at, &of)).await;
-        if let Ok(Err(error)) = kept {
-            tracing::warn!("volume {}: {error}", entry.name);
-        }
     }
 
     /// Close a volume whose place is given up, if it leaves it.
@@ -570,7 +586,7 @@ impl Node {
             destage,
             answer,
         };
-        let left = (self.command(name, "closing it", patience, close)).await?;
+        let left = (self.link.command(name, "closing it", patience, close)).await?;
         if let Some(left) = left.filter(|left| destage && !left.nothing) {
             self.records.closed(entry.number, Some(left)).await;
             let why = format!(
@@ -578,7 +594,7 @@ impl Node {
                 left.dirty_bytes
             );
             let refused = NotOpen::Refused { why: why.clone() };
-            self.put(entry.clone(), Some(refused));
+            self.volumes.put(entry.clone(), Some(refused));
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
@@ -593,8 +609,8 @@ impl Node {
     /// Keep no account of a volume any more that is closed, or will be.
     async fn untrack(&self, number: u32) {
         self.records.untrack(number).await;
-        self.forget_scrubs(number);
-        self.forget_heat(number).await;
+        self.scrubs.forget(number);
+        self.heats.forget(number).await;
     }
 
     /// The same for a volume that could not be opened: what it holds is read from its log. What its place is given
@@ -607,7 +623,7 @@ impl Node {
         is_given_up: bool,
         is_closing: bool,
     ) -> Result<u64, ApiError> {
-        let dirty = self.dirty_of_unopened(name, entry).await?;
+        let dirty = dirty_of_unopened(name, entry, &self.catalogue, &self.memories).await?;
         let conflict = |what: String| {
             let what = format!(
                 "volume {name}: it is not open and {what}: put it right and open it, or lose that with --discard-dirty"
@@ -622,20 +638,20 @@ impl Node {
         }
         if !loses
             && entry.home.is_some()
-            && let Some(why) = self.missing_backend(entry).await
+            && let Some(why) = missing_backend(entry, self.setup.layout()).await
         {
             return conflict(format!(
                 "its local store may hold the only copy of its data, since its backend is not whole ({why})"
             ));
         }
         let number = VolumeNumber(entry.number);
-        let closed = ask(&*self.path, "closing it", COMMAND_TIME_MAX, |answer| {
-            Command::Close {
+        let closed = self
+            .link
+            .ask("closing it", COMMAND_TIME_MAX, |answer| Command::Close {
                 volume: number,
                 destage: false,
                 answer,
-            }
-        });
+            });
         match closed.await {
             Err(error) if error.kind == ErrorKind::Timeout && is_closing => {
                 return Err(still_closing(name, error));
@@ -645,140 +661,5 @@ impl Node {
         }
         self.untrack(entry.number).await;
         Ok(dirty.bytes_max)
-    }
-
-    /// Why a volume's backend does not have all of it, as far as can be seen without opening it.
-    async fn missing_backend(&self, entry: &Entry) -> Option<String> {
-        let (url, bytes) = (entry.backend_url(&self.layout()), entry.bytes);
-        let looked = in_time(ANSWER_TIME_MAX, move || {
-            let found = BackendUrl::parse(&url).map(|url| url.place.find());
-            match found {
-                Ok(Ok(Some(found))) if found.bytes < bytes => {
-                    Some(format!("{} bytes of {bytes}", found.bytes))
-                }
-                Ok(Ok(Some(_))) => None,
-                Ok(Ok(None)) => Some("there is none".to_owned()),
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(error) => Some(error.to_string()),
-            }
-        });
-        looked
-            .await
-            .unwrap_or_else(|| Some("it does not answer".to_owned()))
-    }
-
-    /// Whether whatever is in the place of a volume's log can be looked at in time.
-    pub(super) async fn log_answers(&self, entry: &Entry) -> bool {
-        let path = entry.log_path(&self.layout());
-        let looked = in_time(ANSWER_TIME_MAX, move || inspect::log_owner(&path)).await;
-        looked.is_some()
-    }
-
-    /// What a volume that is not open has dirty: what its log says, or else its record.
-    pub(super) async fn dirty_of_unopened(
-        &self,
-        name: &str,
-        entry: &Entry,
-    ) -> Result<Dirty, ApiError> {
-        let (path, of, uuid) = (entry.log_path(&self.layout()), entry.clone(), entry.uuid);
-        // Without memory to read its log, the record has to do, which never says less.
-        let memory = self.memory_to_read_log(entry);
-        let inspected = if let Ok(memory) = memory
-            && self.log_answers(entry).await
-        {
-            let look = move || {
-                let _memory = memory;
-                inspect::dirty_of(&path, of.uuid, of.encryption.as_ref())
-            };
-            tokio::task::spawn_blocking(look)
-                .await
-                .map_err(|error| failed(format!("volume {name}: {error}")))?
-        } else {
-            None
-        };
-        let loss = self.loss_of(entry).await;
-        let home = entry.home_path(&self.layout());
-        let at_home = match home {
-            Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
-            None => Some(Some((0, true))),
-        };
-        let inspected = inspected.zip(at_home.flatten());
-        let inspected = inspected.map(|((bytes, entries), (at_home, is_nothing))| {
-            (bytes + at_home, entries + u64::from(!is_nothing))
-        });
-        Ok(match inspected {
-            Some((bytes_max, entries)) => Dirty {
-                bytes_max,
-                is_exact: true,
-                is_none: entries == 0,
-            },
-            None => Dirty {
-                bytes_max: loss.dirty_bytes_max,
-                is_exact: loss.record.as_ref().is_some_and(|record| !record.in_use),
-                is_none: loss.is_none(),
-            },
-        })
-    }
-
-    /// Drop what the read cache and the log device still hold of a closed volume.
-    pub(super) async fn forget(&self, entry: &Entry) {
-        self.forget_cached(entry).await;
-        self.forget_home(entry).await;
-        let log = entry.log_path(&self.layout());
-        let (path, uuid) = (log.clone(), entry.uuid);
-        let wiped = in_time(COMMAND_TIME_MAX, move || {
-            // Another disk may be in its place by now.
-            let is_its_own = is_block_device(&path) && inspect::log_owner(&path) == Some(uuid);
-            let wiped = is_its_own.then(|| inspect::wipe_device(&path));
-            wiped.and_then(|wiped| wiped.err().map(|error| error.to_string()))
-        });
-        if let Some(problem) = wiped.await.unwrap_or(Some("it does not answer".to_owned())) {
-            tracing::warn!(
-                "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
-                entry.name,
-                log.display()
-            );
-        }
-    }
-
-    /// Drop what the read cache holds of a closed volume whose number will not be used again.
-    pub(super) async fn forget_cached(&self, entry: &Entry) {
-        let number = VolumeNumber(entry.number);
-        let forgotten = ask(&*self.path, "forgetting it", COMMAND_TIME_MAX, |answer| {
-            Command::Forget(number, answer)
-        });
-        if let Err(error) = forgotten.await {
-            // Its number is never used again, so what stays is only memory that ages out.
-            tracing::warn!("volume {}: {error}", entry.name);
-        }
-    }
-}
-
-/// Dirty data of a volume that is not open.
-pub(super) struct Dirty {
-    /// Bytes at most.
-    pub bytes_max: u64,
-    is_exact: bool,
-    is_none: bool,
-}
-
-impl Dirty {
-    /// Whether it is certain that there is none, discards included.
-    pub fn is_none(&self) -> bool {
-        self.is_none
-    }
-}
-
-impl std::fmt::Display for Dirty {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.is_exact {
-            write!(f, "{} dirty bytes", self.bytes_max)
-        } else {
-            write!(
-                f,
-                "an unknown amount of dirty data, {} bytes at most,",
-                self.bytes_max
-            )
-        }
     }
 }

@@ -8,9 +8,10 @@ use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
-use super::delete::Leaving;
+use super::delete::{Leaving, forget_cached};
 use super::open::NotOpen;
-use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lock, lost, parse_name};
+use super::places::dirty_of_unopened;
+use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::Left;
 use crate::shard::command::Command;
@@ -21,10 +22,9 @@ impl Node {
         let _busy = self
             .begin_leaving(name, "detached", options.discard_dirty)
             .await?;
-        let slot = self.slot(name)?;
+        let slot = self.volumes.slot(name)?;
         let volume_name = parse_name(name)?;
-        let (at, of) = (self.layout(), volume_name.clone());
-        let is_rest = beside(move || catalogue::is_half_removed(&at, &of)).await?;
+        let is_rest = self.catalogue.is_half_removed(&volume_name).await?;
         if is_rest
             || slot
                 .not_open
@@ -41,8 +41,8 @@ impl Node {
             }
         };
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
-        let layout = self.layout();
-        let number = self.next_volume_number(name).await?;
+        let layout = self.setup.layout().clone();
+        let number = self.catalogue.next_number(name).await?;
         let renumbered = Entry {
             number,
             ..entry.clone()
@@ -61,12 +61,12 @@ impl Node {
                 why: why.clone(),
                 what: Leaving::Stays,
             };
-            self.put(renumbered, Some(not_open));
+            self.volumes.put(renumbered, Some(not_open));
             return Err(failed(format!("volume {name}: {why}")));
         }
-        lock(&self.slots).remove(name);
+        self.volumes.remove(name);
         super::delete::settle(entry.backend_url(&layout)).await;
-        self.explain(name, None);
+        self.volumes.explain(name, None);
         self.share_memory().await;
         tracing::info!(
             "volume {name} was detached, {dirty_bytes_left} dirty bytes left in its log"
@@ -91,9 +91,9 @@ impl Node {
         options: DetachOptions,
     ) -> Result<u64, ApiError> {
         let number = VolumeNumber(entry.number);
-        let report = self.report().await?;
+        let report = self.link.report().await?;
         let Some(volume) = find(&report, number).filter(|v| v.phase == Phase::Open) else {
-            let dirty = self.dirty_of_unopened(name, entry).await?;
+            let dirty = dirty_of_unopened(name, entry, &self.catalogue, &self.memories).await?;
             if !options.discard_dirty && !dirty.is_none() {
                 return Err(ApiError::new(
                     ErrorKind::Conflict,
@@ -104,7 +104,7 @@ impl Node {
                     ),
                 ));
             }
-            self.forget_cached(entry).await;
+            forget_cached(entry, &self.link).await;
             return Ok(dirty.bytes_max);
         };
         let dirty = volume.stats.dirty_bytes;
@@ -118,7 +118,7 @@ impl Node {
             ));
         }
         if !options.discard_dirty {
-            self.destage(name, number).await.map_err(|error| {
+            self.flushes.run(name, number).await.map_err(|error| {
                 ApiError::new(
                     ErrorKind::Conflict,
                     format!("{error}, or leave {dirty} dirty bytes behind with --discard-dirty"),
@@ -126,6 +126,7 @@ impl Node {
             })?;
         }
         let left: Option<Left> = self
+            .link
             .command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
                 volume: number,
                 destage: !options.discard_dirty,
@@ -133,9 +134,9 @@ impl Node {
             })
             .await?;
         self.records.closed(entry.number, left).await;
-        self.forget_scrubs(entry.number);
-        self.forget_heat(entry.number).await;
-        self.forget_cached(entry).await;
+        self.scrubs.forget(entry.number);
+        self.heats.forget(entry.number).await;
+        forget_cached(entry, &self.link).await;
         Ok(left.map_or(dirty, |left| left.dirty_bytes))
     }
 }

@@ -137,35 +137,34 @@ fn refuse_other_volume(
         .map_err(|error| ApiError::new(ErrorKind::Conflict, error.to_string()))
 }
 
-impl Node {
-    /// How a new volume is to be encrypted.
-    pub(super) async fn plan_encryption(
-        &self,
-        name: &VolumeName,
-        request: &CreateVolume,
-        is_there: bool,
-    ) -> Result<Option<Encryption>, ApiError> {
-        let source = request.encryption.as_ref().map(parse).transpose();
-        let source = source.map_err(|error| at_volume(name.as_str(), error))?;
-        let url = request.backend.clone();
-        let chosen =
-            tokio::task::spawn_blocking(move || choose(url.as_deref(), source, is_there)).await;
-        chosen
-            .map_err(|error| failed(error.to_string()))?
-            .map_err(|error| at_volume(name.as_str(), error))
-    }
+/// How a new volume is to be encrypted.
+pub(super) async fn plan_encryption(
+    name: &VolumeName,
+    request: &CreateVolume,
+    is_there: bool,
+) -> Result<Option<Encryption>, ApiError> {
+    let source = request.encryption.as_ref().map(parse).transpose();
+    let source = source.map_err(|error| at_volume(name.as_str(), error))?;
+    let url = request.backend.clone();
+    let chosen =
+        tokio::task::spawn_blocking(move || choose(url.as_deref(), source, is_there)).await;
+    chosen
+        .map_err(|error| failed(error.to_string()))?
+        .map_err(|error| at_volume(name.as_str(), error))
+}
 
+impl Node {
     /// Wrap a volume's data key with another key-encryption key.
     pub async fn rotate_key(&self, name: &str, place: KeyPlace) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, "given another key")?;
-        let entry = self.known(name)?;
+        let _busy = self.volumes.begin(name, "given another key")?;
+        let entry = self.volumes.known(name)?;
         let source = parse(&place).map_err(|error| at_volume(name, error))?;
         let Some(encryption) = entry.encryption.clone() else {
             return Err(invalid(format!(
                 "volume {name}: it is not encrypted: copy it to one that was created with --encrypt"
             )));
         };
-        let layout = self.layout();
+        let layout = self.setup.layout().clone();
         let old = entry.clone();
         let old_key = encryption.key.clone();
         let rotated = tokio::task::spawn_blocking(move || {
@@ -190,8 +189,8 @@ impl Node {
         });
         let rotated = rotated.await.map_err(|error| failed(error.to_string()))?;
         let (new, left) = rotated.map_err(|error: ApiError| at_volume(name, error))?;
-        let not_open = self.slot(name)?.not_open;
-        self.put(new, not_open);
+        let not_open = self.volumes.slot(name)?.not_open;
+        self.volumes.put(new, not_open);
         if let Some(left) = left {
             return Err(at_volume(name, left));
         }

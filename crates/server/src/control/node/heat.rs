@@ -2,7 +2,7 @@
 //! warm-up that begins by itself.
 //!
 //! Invariants:
-//! 1. Once [`Node::forget_heat`] has returned, no map is written in the volume's directory any more.
+//! 1. Once [`Heats::forget`] has returned, no map is written in the volume's directory any more.
 //! 2. A map that says little is not kept over one that says more: none is kept while the volume is warmed up,
 //!    while the SSD tier does not serve, or of a cache that has nothing of the volume.
 //!
@@ -20,13 +20,15 @@ use hdcs_core::cache::SsdState;
 use hdcs_core::cache::heat_map::{HEAT_BYTES_MAX, HeatMap, Plan};
 use hdcs_frontend::VolumeNumber;
 
+use super::setup::Setup;
+use super::volumes::Volumes;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, at_volume, beside, failed, find, in_time, invalid,
     lock,
 };
 use crate::catalogue::{self, Entry};
 use crate::config::value::Switch;
-use crate::control::link::ask;
+use crate::control::link::Link;
 use crate::data_dir::heat::{self, HEAT_FILE, HeatFileError};
 use crate::data_dir::sealed;
 use crate::shard::command::Command;
@@ -47,8 +49,10 @@ struct Kept {
 }
 
 /// The maps that are kept.
-#[derive(Default)]
 pub(super) struct Heats {
+    setup: Arc<Setup>,
+    link: Arc<Link>,
+    volumes: Arc<Volumes>,
     /// Of open volumes, by number.
     kept: Mutex<BTreeMap<u32, Kept>>,
     /// Held while maps are written.
@@ -56,7 +60,6 @@ pub(super) struct Heats {
     is_stopping: AtomicBool,
 }
 
-/// Run something that takes a while on another thread.
 /// The map in these bytes.
 fn parsed(name: &str, bytes: &[u8]) -> Result<HeatMap, ApiError> {
     HeatMap::parse(bytes).map_err(|error| {
@@ -67,46 +70,29 @@ fn parsed(name: &str, bytes: &[u8]) -> Result<HeatMap, ApiError> {
     })
 }
 
-impl Node {
-    /// The heat map of a volume, as a file has it.
-    pub async fn heat(&self, name: &str) -> Result<Vec<u8>, ApiError> {
-        let entry = self.entry(name)?;
-        let gathered = self.gather_heat(&entry).await;
-        let map = gathered.map_err(|error| at_volume(name, error))?;
-        Ok(map.encode())
+impl Heats {
+    /// None is kept yet.
+    pub fn new(setup: Arc<Setup>, link: Arc<Link>, volumes: Arc<Volumes>) -> Self {
+        Self {
+            setup,
+            link,
+            volumes,
+            kept: Mutex::default(),
+            writing: Arc::default(),
+            is_stopping: AtomicBool::new(false),
+        }
     }
 
-    async fn gather_heat(&self, entry: &Entry) -> Result<HeatMap, ApiError> {
+    /// Have the heat map of a volume made.
+    async fn gather(&self, entry: &Entry) -> Result<HeatMap, ApiError> {
         let number = VolumeNumber(entry.number);
-        let gathering = ask(
-            &*self.path,
-            "gathering its heat map",
-            GATHER_TIME_MAX,
-            |answer| Command::Heat(number, answer),
-        );
+        let gathering = self
+            .link
+            .ask("gathering its heat map", GATHER_TIME_MAX, |answer| {
+                Command::Heat(number, answer)
+            });
         let gathering = gathering.await?;
         beside(move || gathering.finish()).await
-    }
-
-    /// Warm a volume up as a heat map says, the hottest ranges first.
-    pub async fn warm_from(&self, name: &str, encoded: &[u8]) -> Result<WarmedFrom, ApiError> {
-        let entry = self.entry(name)?;
-        if encoded.len() > HEAT_BYTES_MAX {
-            return Err(invalid(format!(
-                "volume {name}: this is no heat map: none is larger than {HEAT_BYTES_MAX} bytes"
-            )));
-        }
-        let map = parsed(name, encoded)?;
-        let map_bytes = map.bytes();
-        let plan = self.warm_like(&entry, map, false).await;
-        let plan = plan.map_err(|error| at_volume(name, error))?;
-        Ok(WarmedFrom {
-            volume: self.volume(name).await?,
-            map_volume_bytes: map_bytes,
-            warm_bytes: plan.bytes,
-            beyond_bytes: plan.beyond_bytes,
-            over_bytes: plan.over_bytes,
-        })
     }
 
     /// Hand what a map says to the shard; what that is.
@@ -116,7 +102,7 @@ impl Node {
         map: HeatMap,
         if_cold: bool,
     ) -> Result<Plan, ApiError> {
-        let room_bytes = self.report().await?.cache_room_bytes;
+        let room_bytes = self.link.report().await?.cache_room_bytes;
         if room_bytes == 0 {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -127,45 +113,46 @@ impl Node {
         let (volume, volume_bytes) = (VolumeNumber(entry.number), entry.bytes);
         let mut plan = beside(move || map.plan(volume_bytes, room_bytes)).await?;
         let ranges = std::mem::take(&mut plan.ranges);
-        ask(&*self.path, "warming it up", COMMAND_TIME_MAX, |answer| {
-            Command::WarmUpLike {
-                volume,
-                ranges,
-                if_cold,
-                answer,
-            }
-        })
-        .await?;
+        self.link
+            .ask("warming it up", COMMAND_TIME_MAX, |answer| {
+                Command::WarmUpLike {
+                    volume,
+                    ranges,
+                    if_cold,
+                    answer,
+                }
+            })
+            .await?;
         Ok(plan)
     }
 
-    fn keeps_heat(&self, entry: &Entry) -> bool {
-        let settings = self.settings_of(&entry.settings);
+    fn keeps(&self, entry: &Entry) -> bool {
+        let settings = self.setup.settings_of(&entry.settings);
         settings.is_ok_and(|settings| settings.cache_warm_up == Switch::On)
     }
 
     /// What is known of the map that is kept of a volume.
-    pub(super) fn heat_view(&self, entry: &Entry) -> Option<SavedHeat> {
-        let kept = lock(&self.heats.kept).get(&entry.number)?.view.clone();
+    pub fn view(&self, entry: &Entry) -> Option<SavedHeat> {
+        let kept = lock(&self.kept).get(&entry.number)?.view.clone();
         (kept != SavedHeat::default()).then_some(kept)
     }
 
-    fn note_heat(&self, number: u32, note: impl FnOnce(&mut SavedHeat)) {
-        if let Some(kept) = lock(&self.heats.kept).get_mut(&number) {
+    fn note(&self, number: u32, note: impl FnOnce(&mut SavedHeat)) {
+        if let Some(kept) = lock(&self.kept).get_mut(&number) {
             note(&mut kept.view);
         }
     }
 
     /// A volume was opened: from now on its map is kept, and it is warmed up from the last one if its cache is cold.
-    pub(super) async fn begin_heat(&self, entry: &Entry) {
-        let path = catalogue::directory(&self.layout(), &entry.name).join(HEAT_FILE);
+    pub async fn track(&self, entry: &Entry) {
+        let path = catalogue::directory(self.setup.layout(), &entry.name).join(HEAT_FILE);
         let kept = Kept {
             path: path.clone(),
-            due: Instant::now() + Duration::from_secs(self.config.node.heat_save_interval_s),
+            due: Instant::now() + Duration::from_secs(self.setup.node().heat_save_interval_s),
             view: SavedHeat::default(),
         };
-        lock(&self.heats.kept).insert(entry.number, kept);
-        if !self.keeps_heat(entry) {
+        lock(&self.kept).insert(entry.number, kept);
+        if !self.keeps(entry) {
             return;
         }
         let shown = path.display().to_string();
@@ -178,7 +165,7 @@ impl Node {
             None => Err(format!("{shown}: it does not answer")),
             Some(Ok((map, saved))) => {
                 let saved = saved.duration_since(UNIX_EPOCH);
-                self.note_heat(entry.number, |view| {
+                self.note(entry.number, |view| {
                     view.saved_ms = saved.ok().map(|at| at.as_millis() as u64);
                 });
                 let warmed = self.warm_like(entry, map, true).await;
@@ -191,24 +178,24 @@ impl Node {
                 bytes = plan.bytes,
                 "if its cache is cold, it is warmed up from its heat map"
             ),
-            Err(why) => self.heat_trouble(entry, format!("it is not warmed up: {why}")),
+            Err(why) => self.trouble(entry, format!("it is not warmed up: {why}")),
         }
     }
 
-    fn heat_trouble(&self, entry: &Entry, why: String) {
+    fn trouble(&self, entry: &Entry, why: String) {
         tracing::warn!(volume = entry.name.as_str(), "heat map: {why}");
-        self.note_heat(entry.number, |view| view.trouble = Some(why));
+        self.note(entry.number, |view| view.trouble = Some(why));
     }
 
     /// Keep the map whose turn it is, if none is being written; called about once a second.
-    pub fn save_heat_by_schedule(self: &Arc<Self>) {
-        let Ok(writing) = Arc::clone(&self.heats.writing).try_lock_owned() else {
+    pub fn save_by_schedule(self: &Arc<Self>) {
+        let Ok(writing) = Arc::clone(&self.writing).try_lock_owned() else {
             return;
         };
         let now = Instant::now();
-        let due = |entry: &Entry| Some(lock(&self.heats.kept).get(&entry.number)?.due);
-        let entries = self.entries().into_iter();
-        let entries = entries.filter(|entry| self.keeps_heat(entry));
+        let due = |entry: &Entry| Some(lock(&self.kept).get(&entry.number)?.due);
+        let entries = self.volumes.entries().into_iter();
+        let entries = entries.filter(|entry| self.keeps(entry));
         let next = entries.filter_map(|entry| Some((due(&entry)?, entry)));
         let Some((due, entry)) = next.min_by_key(|(due, _)| *due) else {
             return;
@@ -216,26 +203,26 @@ impl Node {
         if due > now {
             return;
         }
-        if let Some(kept) = lock(&self.heats.kept).get_mut(&entry.number) {
-            kept.due = now + Duration::from_secs(self.config.node.heat_save_interval_s);
+        if let Some(kept) = lock(&self.kept).get_mut(&entry.number) {
+            kept.due = now + Duration::from_secs(self.setup.node().heat_save_interval_s);
         }
-        let node = Arc::clone(self);
+        let heats = Arc::clone(self);
         tokio::spawn(async move {
-            node.save_heat(&entry).await;
+            heats.save(&entry).await;
             drop(writing);
         });
     }
 
     /// The node stops: keep every map as it is now.
-    pub(super) async fn save_heat_at_stop(&self) {
-        if self.heats.is_stopping.swap(true, Ordering::Relaxed) {
+    pub async fn save_at_stop(&self) {
+        if self.is_stopping.swap(true, Ordering::Relaxed) {
             return;
         }
         let all = async {
-            let _writing = self.heats.writing.lock().await;
-            for entry in self.entries() {
-                if self.keeps_heat(&entry) {
-                    self.save_heat(&entry).await;
+            let _writing = self.writing.lock().await;
+            for entry in self.volumes.entries() {
+                if self.keeps(&entry) {
+                    self.save(&entry).await;
                 }
             }
         };
@@ -244,29 +231,29 @@ impl Node {
         }
     }
 
-    async fn save_heat(&self, entry: &Entry) {
-        match self.try_save_heat(entry).await {
+    async fn save(&self, entry: &Entry) {
+        match self.try_save(entry).await {
             Ok(false) => {}
-            Ok(true) => self.note_heat(entry.number, |view| {
+            Ok(true) => self.note(entry.number, |view| {
                 *view = SavedHeat {
                     saved_ms: Some(unix_ms()),
                     trouble: None,
                 };
             }),
-            Err(error) => self.heat_trouble(entry, format!("it is not kept: {error}")),
+            Err(error) => self.trouble(entry, format!("it is not kept: {error}")),
         }
     }
 
     /// Whether the map was kept: else there is nothing to keep at present.
-    async fn try_save_heat(&self, entry: &Entry) -> Result<bool, ApiError> {
-        let report = self.report().await?;
+    async fn try_save(&self, entry: &Entry) -> Result<bool, ApiError> {
+        let report = self.link.report().await?;
         let serves = matches!(report.cache.ssd_state, SsdState::Off | SsdState::Online);
         let volume = find(&report, VolumeNumber(entry.number));
         if !serves || volume.is_none_or(|volume| volume.stats.warm_left_bytes > 0) {
             return Ok(false);
         }
-        let map = self.gather_heat(entry).await?;
-        let kept = lock(&self.heats.kept).get(&entry.number).cloned();
+        let map = self.gather(entry).await?;
+        let kept = lock(&self.kept).get(&entry.number).cloned();
         let Some(kept) = kept.filter(|_| !map.is_cold()) else {
             return Ok(false);
         };
@@ -277,9 +264,45 @@ impl Node {
     }
 
     /// A volume goes: nothing is written in its directory any more.
-    pub(super) async fn forget_heat(&self, number: u32) {
-        lock(&self.heats.kept).remove(&number);
+    pub async fn forget(&self, number: u32) {
+        lock(&self.kept).remove(&number);
         // What hangs in a write is not waited for: its directory goes another way.
-        let _ = tokio::time::timeout(ANSWER_TIME_MAX, self.heats.writing.lock()).await;
+        let _ = tokio::time::timeout(ANSWER_TIME_MAX, self.writing.lock()).await;
+    }
+}
+
+impl Node {
+    /// The heat map of a volume, as a file has it.
+    pub async fn heat(&self, name: &str) -> Result<Vec<u8>, ApiError> {
+        let entry = self.volumes.entry(name)?;
+        let gathered = self.heats.gather(&entry).await;
+        let map = gathered.map_err(|error| at_volume(name, error))?;
+        Ok(map.encode())
+    }
+
+    /// Warm a volume up as a heat map says, the hottest ranges first.
+    pub async fn warm_from(&self, name: &str, encoded: &[u8]) -> Result<WarmedFrom, ApiError> {
+        let entry = self.volumes.entry(name)?;
+        if encoded.len() > HEAT_BYTES_MAX {
+            return Err(invalid(format!(
+                "volume {name}: this is no heat map: none is larger than {HEAT_BYTES_MAX} bytes"
+            )));
+        }
+        let map = parsed(name, encoded)?;
+        let map_bytes = map.bytes();
+        let plan = self.heats.warm_like(&entry, map, false).await;
+        let plan = plan.map_err(|error| at_volume(name, error))?;
+        Ok(WarmedFrom {
+            volume: self.volume(name).await?,
+            map_volume_bytes: map_bytes,
+            warm_bytes: plan.bytes,
+            beyond_bytes: plan.beyond_bytes,
+            over_bytes: plan.over_bytes,
+        })
+    }
+
+    /// Keep the heat map whose turn it is, if none is being written; called about once a second.
+    pub fn save_heat_by_schedule(&self) {
+        self.heats.save_by_schedule();
     }
 }

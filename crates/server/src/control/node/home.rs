@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Mode};
@@ -16,130 +17,37 @@ use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
 
 use super::create::{is_block_device, is_taken, real_path};
-use super::memory::short;
-use super::{ANSWER_TIME_MAX, Node, in_time, invalid, lock};
+use super::memory::{Memories, short};
+use super::setup::Setup;
+use super::volumes::Volumes;
+use super::{invalid, lock};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
+use crate::control::link::Link;
 use crate::inspect;
 use crate::shard::command::{Command, ShardReport};
 
-/// When what a volume has dirty was last tiered out by the schedule, or is taken to have been.
-pub(super) type TierTimes = BTreeMap<u32, Instant>;
+/// When what each volume has dirty was last tiered out by the schedule, or is taken to have been, by its number.
+#[derive(Debug, Default)]
+pub(super) struct Tiers {
+    last: Mutex<BTreeMap<u32, Instant>>,
+}
 
-impl Node {
-    /// Check where the local store of a new volume is to be, if it is to have one.
-    pub(super) async fn plan_home(
-        &self,
-        name: &VolumeName,
-        bytes: u64,
-        request: &CreateVolume,
-    ) -> Result<Option<PathBuf>, String> {
-        if request.mode == Mode::Cache {
-            return match request.store_path {
-                Some(_) => Err("--store-path is for --mode storage".to_owned()),
-                None => Ok(None),
-            };
-        }
-        let backend = request.backend.as_deref();
-        if backend.is_some_and(hdcs_backend::is_read_only) {
-            return Err(
-                "its backend can only be read, so nothing can be tiered out to it".to_owned(),
-            );
-        }
-        check_bytes(bytes)?;
-        let Some(path) = &request.store_path else {
-            return Ok(Some(PathBuf::from(HOME_FILE)));
-        };
-        let path = PathBuf::from(path);
-        if !path.is_absolute() {
-            return Err(format!(
-                "store path {}: give an absolute path",
-                path.display()
-            ));
-        }
-        let silent = || {
-            format!(
-                "store path {}: what it lies on does not answer",
-                path.display()
-            )
-        };
-        let real = real_path(&path).await.ok_or_else(silent)?;
-        let is_taken = is_taken(&path).await.ok_or_else(silent)?;
-        let layout = self.layout();
-        if layout.is_own(&real) {
-            let why = layout.own_refusal();
-            return Err(format!("store path {} {why}", path.display()));
-        }
-        for other in self.entries() {
-            let theirs = [Some(other.log_path(&layout)), other.home_path(&layout)];
-            for theirs in theirs.into_iter().flatten() {
-                // One that does not answer has a volume that holds its lock.
-                if real_path(&theirs).await.as_ref() == Some(&real) {
-                    return Err(format!(
-                        "store path {} is in use by volume {}: choose another",
-                        path.display(),
-                        other.name
-                    ));
-                }
-            }
-        }
-        if is_taken {
-            return Err(format!(
-                "store path {}: it exists already, and is no block device: choose another",
-                path.display()
-            ));
-        }
-        if request.log_path.as_deref().map(Path::new) == Some(&*path) {
-            return Err(format!(
-                "store path {} is where the write log of {name} is to be: choose another",
-                path.display()
-            ));
-        }
-        Ok(Some(path))
-    }
-
-    /// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.
-    pub(super) fn check_resize(&self, entry: &Entry, bytes: u64) -> Result<(), ApiError> {
-        let name = &entry.name;
-        if entry.home.is_some() {
-            check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        }
-        let memory = self.memory_of(entry.number);
-        let reached = memory.map_or(Ok(()), |memory| memory.reach_bytes(bytes));
-        reached.map_err(|shortage| short(name, &shortage))
-    }
-
-    /// Drop what a device still holds of the local store of a closed volume.
-    pub(super) async fn forget_home(&self, entry: &Entry) {
-        let Some(path) = entry.home_path(&self.layout()) else {
-            return;
-        };
-        let (device, uuid) = (path.clone(), entry.uuid);
-        let wiped = in_time(ANSWER_TIME_MAX, move || {
-            if !is_block_device(&device) || !store::is_of(&device, uuid) {
-                return Ok(());
-            }
-            inspect::wipe_device(&device)
-        });
-        let problem = match wiped.await {
-            Some(Ok(())) => return,
-            Some(Err(error)) => error.to_string(),
-            None => "it does not answer".to_owned(),
-        };
-        tracing::warn!(
-            "volume {}: {}: {problem}: wipe it with `wipefs` before using it again",
-            entry.name,
-            path.display()
-        );
-    }
-
+impl Tiers {
     /// Tier out what is due, and go on with what the end of the last process has interrupted.
-    pub(super) fn tier_by_schedule(&self, report: &ShardReport, times: &mut TierTimes) {
+    pub fn begin_by_schedule(
+        &self,
+        report: &ShardReport,
+        setup: &Setup,
+        volumes: &Volumes,
+        link: &Link,
+    ) {
+        let mut times = lock(&self.last);
         let now = Instant::now();
         times.retain(|number, _| {
-            let mut volumes = report.volumes.iter();
-            volumes.any(|volume| volume.config.number == *number)
+            let mut open = report.volumes.iter();
+            open.any(|volume| volume.config.number == *number)
         });
-        for entry in self.entries() {
+        for entry in volumes.entries() {
             let number = VolumeNumber(entry.number);
             let home = super::find(report, number).and_then(|volume| volume.home);
             let Some(home) = home else {
@@ -151,7 +59,7 @@ impl Node {
             if home.tier != TierState::Idle {
                 continue;
             }
-            let interval_s = self
+            let interval_s = setup
                 .settings_of(&entry.settings)
                 .map_or(0, |settings| settings.tier_interval_s);
             let interval = Duration::from_secs(interval_s);
@@ -162,14 +70,94 @@ impl Node {
                 continue;
             }
             *last = now;
-            let is_busy = lock(&self.busy).contains_key(entry.name.as_str());
+            let is_busy = volumes.is_busy(entry.name.as_str());
             if !is_busy {
                 // Whether it has begun shows in the counters.
                 let (answer, _) = oneshot::channel();
-                self.path.send(Command::DestageAll(number, answer));
+                link.send(Command::DestageAll(number, answer));
             }
         }
     }
+}
+
+/// Check where the local store of a new volume is to be, if it is to have one.
+pub(super) async fn plan_home(
+    name: &VolumeName,
+    bytes: u64,
+    request: &CreateVolume,
+    layout: &crate::data_dir::Layout,
+    volumes: &Volumes,
+) -> Result<Option<PathBuf>, String> {
+    if request.mode == Mode::Cache {
+        return match request.store_path {
+            Some(_) => Err("--store-path is for --mode storage".to_owned()),
+            None => Ok(None),
+        };
+    }
+    let backend = request.backend.as_deref();
+    if backend.is_some_and(hdcs_backend::is_read_only) {
+        return Err("its backend can only be read, so nothing can be tiered out to it".to_owned());
+    }
+    check_bytes(bytes)?;
+    let Some(path) = &request.store_path else {
+        return Ok(Some(PathBuf::from(HOME_FILE)));
+    };
+    let path = PathBuf::from(path);
+    if !path.is_absolute() {
+        return Err(format!(
+            "store path {}: give an absolute path",
+            path.display()
+        ));
+    }
+    let silent = || {
+        format!(
+            "store path {}: what it lies on does not answer",
+            path.display()
+        )
+    };
+    let real = real_path(&path).await.ok_or_else(silent)?;
+    let is_taken = is_taken(&path).await.ok_or_else(silent)?;
+    if layout.is_own(&real) {
+        let why = layout.own_refusal();
+        return Err(format!("store path {} {why}", path.display()));
+    }
+    for other in volumes.entries() {
+        let theirs = [Some(other.log_path(layout)), other.home_path(layout)];
+        for theirs in theirs.into_iter().flatten() {
+            // One that does not answer has a volume that holds its lock.
+            if real_path(&theirs).await.as_ref() == Some(&real) {
+                return Err(format!(
+                    "store path {} is in use by volume {}: choose another",
+                    path.display(),
+                    other.name
+                ));
+            }
+        }
+    }
+    if is_taken {
+        return Err(format!(
+            "store path {}: it exists already, and is no block device: choose another",
+            path.display()
+        ));
+    }
+    if request.log_path.as_deref().map(Path::new) == Some(&*path) {
+        return Err(format!(
+            "store path {} is where the write log of {name} is to be: choose another",
+            path.display()
+        ));
+    }
+    Ok(Some(path))
+}
+
+/// Refuse a size that a volume cannot have; what it needs of memory for the new one is reserved.
+pub(super) fn check_resize(entry: &Entry, bytes: u64, memories: &Memories) -> Result<(), ApiError> {
+    let name = &entry.name;
+    if entry.home.is_some() {
+        check_bytes(bytes).map_err(|error| invalid(format!("volume {name}: {error}")))?;
+    }
+    let memory = memories.of(entry.number);
+    let reached = memory.map_or(Ok(()), |memory| memory.reach_bytes(bytes));
+    reached.map_err(|shortage| short(name, &shortage))
 }
 
 fn check_bytes(bytes: u64) -> Result<(), String> {

@@ -1,91 +1,91 @@
 //! Memory of volumes: what each needs is reserved before it is opened, and shown.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
 
 use hdcs_api::{ApiError, ErrorKind};
-use hdcs_backend::memory::{Kind, Lease, Needs, Parts, Share, Shortage, VolumeMemory, verify_log};
-use hdcs_backend::url::BackendUrl;
+use hdcs_backend::memory::{Lease, Parts, Share, Shortage, VolumeMemory, verify_log};
 use hdcs_core::base::limits::BLOCK_BYTES;
 
-use super::open::NotOpen;
-use super::{Node, lock};
-use crate::catalogue::{Entry, Found, VolumeName};
+use super::lock;
+use super::setup::Setup;
+use crate::catalogue::{Entry, VolumeName};
 
 /// Why something is not done that there is too little memory for.
 pub(super) fn short(name: &VolumeName, shortage: &Shortage) -> ApiError {
     ApiError::new(ErrorKind::Invalid, format!("volume {name}: {shortage}"))
 }
 
-impl Node {
-    /// What a volume needs of memory.
-    pub(super) fn needs_of(&self, entry: &Entry) -> Needs {
-        let url = BackendUrl::parse(&entry.backend_url(&self.layout()));
-        let settings = self.settings_of(&entry.settings);
-        Needs {
-            bytes: entry.bytes,
-            log_bytes: entry.log.bytes,
-            home_bytes: entry.home.as_ref().map(|_| entry.bytes),
-            // What cannot be parsed is not opened.
-            kind: url.map_or(Kind::File, |url| url.place.memory_kind()),
-            encrypted: entry.encryption.is_some(),
-            compressed: settings.is_ok_and(|settings| settings.compression.is_some()),
+/// Memory for volumes, and what each has of it, by its number.
+pub(super) struct Memories {
+    setup: Arc<Setup>,
+    share: Arc<Share>,
+    reserved: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
+}
+
+impl Memories {
+    /// All of it, for nobody yet.
+    pub fn new(setup: Arc<Setup>) -> Self {
+        Self {
+            share: Share::new(setup.budget().volumes_bytes),
+            setup,
+            reserved: Mutex::default(),
         }
     }
 
     /// Refuse a volume that there is not enough memory for.
-    pub(super) fn check_memory(&self, entry: &Entry) -> Result<(), ApiError> {
-        let checked = self.needs_of(entry).check(&self.share);
+    pub fn check(&self, entry: &Entry) -> Result<(), ApiError> {
+        let checked = self.setup.needs_of(entry).check(&self.share);
         checked.map_err(|shortage| short(&entry.name, &shortage))
     }
 
-    /// Reserve the memory of a volume that is to be opened.
-    pub(super) fn reserve(&self, entry: &Entry) -> Result<Arc<VolumeMemory>, ApiError> {
-        let others_bytes = self.bytes_of_unopened(entry.number);
-        let reserved = self.needs_of(entry).reserve(&self.share, others_bytes);
-        let memory = Arc::new(reserved.map_err(|shortage| short(&entry.name, &shortage))?);
-        let mut memories = lock(&self.memories);
-        memories.retain(|_, memory| memory.strong_count() > 0);
-        memories.insert(entry.number, Arc::downgrade(&memory));
+    /// Reserve the memory of a volume that is to be opened, and leave what these others need at least.
+    pub fn reserve(
+        &self,
+        entry: &Entry,
+        others: Vec<Entry>,
+    ) -> Result<Arc<VolumeMemory>, ApiError> {
+        let others_bytes = self.bytes_of_unopened(others, entry.number);
+        let memory = self
+            .setup
+            .needs_of(entry)
+            .reserve(&self.share, others_bytes);
+        let memory = Arc::new(memory.map_err(|shortage| short(&entry.name, &shortage))?);
+        let mut reserved = lock(&self.reserved);
+        reserved.retain(|_, memory| memory.strong_count() > 0);
+        reserved.insert(entry.number, Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// What all volumes need at least that have no memory yet, but for the one with this number.
-    fn bytes_of_unopened(&self, number: u32) -> u64 {
-        let slots = lock(&self.slots).clone();
-        let unopened = slots.values().filter_map(|slot| match &slot.found {
-            Found::Entry(entry) if !matches!(slot.not_open, Some(NotOpen::Leaving { .. })) => {
-                Some(entry)
-            }
-            _ => None,
-        });
-        unopened
-            .filter(|entry| entry.number != number && self.memory_of(entry.number).is_none())
-            .map(|entry| self.needs_of(entry).least_parts().total())
+    /// What those of these volumes need at least that have no memory yet, but for the one with this number.
+    fn bytes_of_unopened(&self, volumes: Vec<Entry>, number: u32) -> u64 {
+        volumes
+            .into_iter()
+            .filter(|entry| entry.number != number && self.of(entry.number).is_none())
+            .map(|entry| self.setup.needs_of(&entry).least_parts().total())
             .fold(0, u64::saturating_add)
     }
 
     /// Reserve what it takes to read the log of a volume, beside what the volume has if it is open.
-    pub(super) fn memory_to_read_log(&self, entry: &Entry) -> Result<Lease, Shortage> {
+    pub fn to_read_log(&self, entry: &Entry) -> Result<Lease, Shortage> {
         let blocks = entry.log.bytes / BLOCK_BYTES as u64;
-        let entries = self
-            .memory_of(entry.number)
-            .map(|memory| memory.entries_max());
+        let entries = self.of(entry.number).map(|memory| memory.entries_max());
         let needs = verify_log(entry.log.bytes, entries.unwrap_or(blocks));
         self.share.reserve(needs)
     }
 
     /// What the volume with a number has reserved, if it is open or being opened.
-    pub(super) fn memory_of(&self, number: u32) -> Option<Arc<VolumeMemory>> {
-        lock(&self.memories).get(&number)?.upgrade()
+    pub fn of(&self, number: u32) -> Option<Arc<VolumeMemory>> {
+        lock(&self.reserved).get(&number)?.upgrade()
     }
 
     /// Memory for volumes, and what of it they have reserved.
-    pub(super) fn memory_of_volumes(&self) -> (u64, Parts) {
+    pub fn totals(&self) -> (u64, Parts) {
         (self.share.bytes(), self.share.held())
     }
 
-    /// The memory for volumes.
-    pub(super) fn share(&self) -> &Arc<Share> {
-        &self.share
+    /// Reserve parts for something that ends, such as a verification.
+    pub fn lease(&self, parts: Parts) -> Result<Lease, Shortage> {
+        self.share.reserve(parts)
     }
 }

@@ -15,48 +15,55 @@ mod create;
 mod delete;
 mod detach;
 mod encryption;
+mod entries;
+mod flush;
 mod heat;
 mod home;
 mod looks;
 mod memory;
 mod open;
 mod pins;
+mod places;
 mod record;
 mod report;
 mod scrub;
+mod setup;
 mod snapshots;
+mod volumes;
+mod watch;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use entries::Catalogue;
+use flush::Flushes;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
-use hdcs_api::value::Value;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
-use hdcs_backend::codec::CODECS;
-use hdcs_backend::copying::Copying;
-use hdcs_backend::memory::{Share, VolumeMemory};
-use hdcs_core::base::io::Nanos;
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
-use hdcs_core::volume::VolumeConfig;
-use hdcs_device::DeviceRegion;
-use hdcs_frontend::access::Allow;
+use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
-use hdcs_frontend::{Unopened, VolumeNumber};
-use open::{NotOpen, Opening};
+use heat::Heats;
+use home::Tiers;
+use memory::Memories;
+use open::Opening;
 use record::Records;
+use scrub::Scrubs;
+use setup::Setup;
+use snapshots::Copies;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
+use volumes::Volumes;
+use watch::Watch;
 
-use super::link::{DataPath, Reports, ask};
-use crate::catalogue::{self, Entry, Found, VolumeName};
+use super::link::{DataPath, Link, at_volume};
+use crate::catalogue::VolumeName;
 use crate::config::budget::Budget;
-use crate::config::{Config, NodeSettings, VolumeSettings};
-use crate::data_dir::{DataDir, Layout};
+use crate::config::{Config, NodeSettings};
+use crate::data_dir::DataDir;
 use crate::events::Events;
-use crate::shard::command::{Admission, Answer, Command, ShardReport, VolumeReport, VolumeSpec};
+use crate::shard::command::{Command, ShardReport, VolumeReport};
 
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
@@ -73,66 +80,40 @@ const WATCH_PERIOD: Duration = Duration::from_millis(50);
 /// Looks at what a volume's file takes up that may be under way at once.
 const LOOKS_MAX: usize = 8;
 
-/// A volume that this node has.
-#[derive(Clone, Debug)]
-struct Slot {
-    found: Found,
-    /// Why the shard does not have it although the entry is good.
-    not_open: Option<NotOpen>,
-}
-
-/// Destaged bytes at one moment, and the rate up to then.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    at: Instant,
-    destaged_bytes: u64,
-    bytes_per_s: u64,
-}
-
-/// The node.
+/// The node: it leads its parts through the operations that operators ask for, and each part has its own state.
 pub struct Node {
-    config: Config,
-    budget: Budget,
-    /// Memory for volumes, and what each has of it, by its number.
-    share: Arc<Share>,
-    memories: Mutex<BTreeMap<u32, Weak<VolumeMemory>>>,
-    dir: Arc<Mutex<DataDir>>,
-    root: PathBuf,
-    uuid: Uuid,
-    events: Events,
-    /// The state that each volume was in when it was last looked at.
-    states: Mutex<BTreeMap<String, String>>,
-    slots: Mutex<BTreeMap<String, Slot>>,
-    /// Operations under way, by volume.
-    busy: Mutex<BTreeMap<String, &'static str>>,
+    /// What it was set up with.
+    setup: Arc<Setup>,
+    /// The data path.
+    link: Arc<Link>,
+    /// What it keeps of volumes in its data directory.
+    catalogue: Catalogue,
+    /// Its volumes, and what is under way on them.
+    volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
-    samples: Mutex<BTreeMap<u32, Sample>>,
-    tier_times: Mutex<home::TierTimes>,
-    /// Copies that clones have to make, by the volume that is cloned.
-    copies: Mutex<BTreeMap<String, Arc<Copying>>>,
+    /// Memory that volumes have reserved.
+    memories: Arc<Memories>,
+    /// What is dirty, recorded beside the entries.
     records: Records,
-    scrubs: scrub::Scrubs,
-    heats: heat::Heats,
-    path: Arc<dyn DataPath>,
-    reports: Reports,
+    /// Flushes that are waited for.
+    flushes: Flushes,
+    /// The schedule of tiering out.
+    tiers: Tiers,
+    /// What clones have to copy.
+    copies: Copies,
+    scrubs: Arc<Scrubs>,
+    /// Heat maps that are kept.
+    heats: Arc<Heats>,
+    /// What volumes were seen to do.
+    watch: Watch,
+    events: Events,
     /// For looks at what a file takes up that are under way.
     looks: Arc<Semaphore>,
+    uuid: Uuid,
     nbd_listen: Vec<String>,
     certificates: Option<Arc<Certificates>>,
     started: Instant,
-}
-
-/// Marks a volume as having an operation under way.
-struct Busy<'a> {
-    node: &'a Node,
-    name: String,
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        lock(&self.node.busy).remove(&self.name);
-    }
 }
 
 /// No holder of these locks leaves a half-changed map behind, so a panic elsewhere changes nothing.
@@ -164,41 +145,43 @@ impl Node {
         certificates: Option<Arc<Certificates>>,
         events: Events,
     ) -> Self {
-        let (root, uuid) = {
+        let (layout, uuid) = {
             let dir = lock(&dir);
-            (dir.layout().root().to_owned(), dir.node_uuid())
+            (dir.layout().clone(), dir.node_uuid())
         };
+        let setup = Arc::new(Setup::new(config, budget, layout));
+        let link = Arc::new(Link::new(path));
+        let volumes = Arc::new(Volumes::new(Arc::clone(&setup), Arc::clone(&link)));
+        let memories = Arc::new(Memories::new(Arc::clone(&setup)));
+        let flushes = Flushes::new(Arc::clone(&link), Arc::clone(&volumes));
+        let heats = Heats::new(Arc::clone(&setup), Arc::clone(&link), Arc::clone(&volumes));
+        let scrubs = Scrubs::new(
+            Arc::clone(&setup),
+            Arc::clone(&link),
+            Arc::clone(&volumes),
+            Arc::clone(&memories),
+        );
         Self {
-            uuid,
-            events,
-            states: Mutex::default(),
-            config,
-            share: Share::new(budget.volumes_bytes),
-            memories: Mutex::default(),
-            budget,
-            root,
-            dir,
-            slots: Mutex::default(),
-            busy: Mutex::default(),
+            setup,
+            link,
+            catalogue: Catalogue::new(dir),
+            volumes,
             openings: Mutex::default(),
-            samples: Mutex::default(),
-            tier_times: Mutex::default(),
-            copies: Mutex::default(),
+            memories,
             records: Records::default(),
-            scrubs: scrub::Scrubs::default(),
-            heats: heat::Heats::default(),
-            path,
-            reports: Reports::default(),
+            flushes,
+            tiers: Tiers::default(),
+            copies: Copies::default(),
+            scrubs: Arc::new(scrubs),
+            heats: Arc::new(heats),
+            watch: Watch::default(),
+            events,
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
+            uuid,
             nbd_listen,
             certificates,
             started: Instant::now(),
         }
-    }
-
-    /// What the data path says of itself and its volumes now.
-    async fn report(&self) -> Result<Arc<ShardReport>, ApiError> {
-        self.reports.fresh(&*self.path).await
     }
 
     /// What is kept of what was done.
@@ -206,205 +189,25 @@ impl Node {
         &self.events
     }
 
-    fn layout(&self) -> Layout {
-        Layout::new(&self.root)
-    }
-
-    fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
-        let mut busy = lock(&self.busy);
-        if let Some(other) = busy.get(name) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!("volume {name}: it is being {other}: wait until that has ended"),
-            ));
-        }
-        busy.insert(name.to_owned(), what);
-        Ok(Busy {
-            node: self,
-            name: name.to_owned(),
-        })
-    }
-
-    fn slot(&self, name: &str) -> Result<Slot, ApiError> {
-        parse_name(name)?;
-        lock(&self.slots).get(name).cloned().ok_or_else(|| {
-            ApiError::new(
-                ErrorKind::NotFound,
-                format!(
-                    "no volume {name}: {}: see `hdcs volume list`",
-                    self.root.display()
-                ),
-            )
-        })
-    }
-
-    /// The entry of a volume that the shard has.
-    fn entry(&self, name: &str) -> Result<Entry, ApiError> {
-        let slot = self.slot(name)?;
-        let why = match (slot.found, slot.not_open) {
-            (Found::Entry(entry), None) => return Ok(*entry),
-            (Found::Entry(_), Some(not_open)) => not_open.to_string(),
-            (Found::Damaged(why), _) => why,
-        };
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: it is not open: {why}"),
-        ))
-    }
-
-    /// Note what became of a volume, and have the data path tell it to whoever asks for it.
-    fn put(&self, entry: Entry, not_open: Option<NotOpen>) {
-        let name = entry.name.to_string();
-        let why = not_open.as_ref().map(ToString::to_string);
-        let slot = Slot {
-            found: Found::Entry(Box::new(entry)),
-            not_open,
-        };
-        lock(&self.slots).insert(name.clone(), slot);
-        self.explain(&name, why);
-    }
-
-    fn explain(&self, name: &str, why: Option<String>) {
-        let unopened = why.map(|why| Unopened {
-            why,
-            allow: self.allow_of(name),
-        });
-        // If the shard has ended, nobody asks any more.
-        self.path.send(Command::Explain(name.to_owned(), unopened));
-    }
-
-    /// Which clients may open a volume over TCP; nobody if that cannot be told.
-    fn allow_of(&self, name: &str) -> Allow {
-        let slots = lock(&self.slots);
-        let Some(Found::Entry(entry)) = slots.get(name).map(|slot| &slot.found) else {
-            return Allow::default();
-        };
-        let settings = self.settings_of(&entry.settings);
-        settings.map_or_else(|_| Allow::default(), |settings| settings.allow)
-    }
-
-    /// The entries that take part in the split of memory.
-    fn entries(&self) -> Vec<Entry> {
-        let slots = lock(&self.slots);
-        slots
-            .values()
-            .filter_map(|slot| match &slot.found {
-                Found::Entry(entry) => Some(Entry::clone(entry)),
-                Found::Damaged(_) => None,
-            })
-            .collect()
-    }
-
-    fn settings_of(&self, overrides: &BTreeMap<String, Value>) -> Result<VolumeSettings, ApiError> {
-        let mut settings = self.config.volume.clone();
-        for (key, value) in overrides {
-            settings
-                .set_known(key, value)
-                .map_err(|error| invalid(error.to_string()))?;
-        }
-        settings
-            .check()
-            .and_then(|()| self.budget.check_unpersisted(&settings))
-            .map_err(|error| invalid(error.to_string()))?;
-        Ok(settings)
-    }
-
     /// How long a stop waits at most for write logs whose devices do not answer.
     pub fn log_patience(&self) -> Duration {
-        let settings = self.entries().into_iter();
-        let settings = settings.filter_map(|entry| self.settings_of(&entry.settings).ok());
+        let settings = self.volumes.entries().into_iter();
+        let settings = settings.filter_map(|entry| self.setup.settings_of(&entry.settings).ok());
         let longest = settings.map(|settings| settings.log_answer_max_ms).max();
         Duration::from_millis(longest.unwrap_or(0)).min(Duration::from_nanos(LOG_PATIENCE_MAX.0))
     }
 
-    fn core_config(&self, entry: &Entry, volumes: usize) -> Result<VolumeConfig, ApiError> {
-        let settings = self.settings_of(&entry.settings)?;
-        let memory = self.memory_of(entry.number);
-        Ok(VolumeConfig {
-            number: entry.number,
-            uuid: entry.uuid.into_bytes(),
-            bytes: entry.bytes,
-            log_bytes: entry.log.bytes,
-            policy: settings.policy,
-            persist: settings.persist,
-            compression: settings.compression,
-            codec: &CODECS,
-            when_full: settings.when_full,
-            log_failure: settings.log_failure,
-            discard: settings.discard,
-            unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
-            unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),
-            dirty_age_max: Nanos::from_millis(settings.destage_age_max_ms),
-            dirty_ratio_min: settings.dirty_ratio_min as u8,
-            dirty_ratio_max: settings.dirty_ratio_max as u8,
-            destage_depth_max: settings.cache_flush_queue_depth as usize,
-            sequential_cutoff_bytes: settings.sequential_cutoff_kib * 1024,
-            promote_hits: settings.cache_promote_hits as u8,
-            fill_rate_max_bytes_s: settings.cache_warm_rate_mib_s << 20,
-            read_ahead_bytes_max: settings.read_ahead_max_kib * 1024,
-            // No fewer than it has blocks.
-            log_entries_max: memory.map_or(0, |memory| memory.entries_max()),
-            resident_bytes_max: self.budget.resident_bytes_max(volumes),
-            backend_extents: true,
-            backend_atomic: false,
-            backend_answer_max: Nanos::from_millis(settings.backend_answer_max_ms),
-            log_answer_max: Nanos::from_millis(settings.log_answer_max_ms),
-        })
-    }
-
-    fn spec(
-        &self,
-        entry: &Entry,
-        volumes: usize,
-        admission: Arc<dyn Admission>,
-        memory: Arc<VolumeMemory>,
-    ) -> Result<VolumeSpec, ApiError> {
-        let layout = self.layout();
-        let settings = self.settings_of(&entry.settings)?;
-        Ok(VolumeSpec {
-            name: entry.name.to_string(),
-            config: self.core_config(entry, volumes)?,
-            qos: settings.qos(),
-            log: DeviceRegion {
-                path: entry.log_path(&layout),
-                offset: 0,
-                bytes: entry.log.bytes,
-            },
-            backend: entry.backend_url(&layout),
-            identity: entry.backend_identity.clone(),
-            encryption: entry.encryption.clone(),
-            home: entry.home_path(&layout),
-            pins: pins::sectors(&entry.pins),
-            allow: settings.allow,
-            admission,
-            memory,
-        })
-    }
-
-    /// Make a changed entry durable in the catalogue. The operation that marks the volume as busy keeps the order.
-    async fn update_entry(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (layout, entry) = (self.layout(), entry.clone());
-        let updated = beside(move || catalogue::update(&layout, &entry)).await?;
-        updated.map_err(|error| failed(error.to_string()))
-    }
-
-    /// Hand out a volume number that was never used, durably.
-    async fn next_volume_number(&self, name: &str) -> Result<u32, ApiError> {
-        let dir = Arc::clone(&self.dir);
-        let number = beside(move || lock(&dir).next_volume_number()).await?;
-        number.map_err(|error| failed(format!("volume {name}: {error}")))
-    }
-
     /// Give every open volume its share of memory after their number has changed.
     async fn share_memory(&self) {
-        let entries = self.entries();
+        let entries = self.volumes.entries();
         let volumes = entries.len();
         for entry in entries {
-            let Ok(config) = self.core_config(&entry, volumes) else {
+            let memory = self.memories.of(entry.number);
+            let Ok(config) = self.setup.core_config(&entry, volumes, memory.as_deref()) else {
                 continue;
             };
             let what = "sharing memory";
-            let shared = ask(&*self.path, what, COMMAND_TIME_MAX, |answer| {
+            let shared = self.link.ask(what, COMMAND_TIME_MAX, |answer| {
                 Command::Reconfigure(Box::new(config), answer)
             });
             if let Err(error) = shared.await {
@@ -415,17 +218,17 @@ impl Node {
 
     /// Where the node's data is.
     pub fn root(&self) -> &std::path::Path {
-        &self.root
+        self.setup.layout().root()
     }
 
     /// The data path.
     pub fn path(&self) -> &dyn DataPath {
-        &*self.path
+        self.link.path()
     }
 
     /// What belongs to the node as a whole.
     pub fn settings(&self) -> &NodeSettings {
-        &self.config.node
+        self.setup.node()
     }
 
     /// Read the TLS files again. What cannot be used changes nothing.
@@ -446,7 +249,7 @@ impl Node {
                 "the TLS files cannot be used, and those that were read before stay in force: {error}"
             ))
         })?;
-        if !self.path.send(Command::EndRevoked) {
+        if !self.link.send(Command::EndRevoked) {
             return Err(failed(
                 "the TLS files were read again, and clients whose certificates are not good any more are still \
                  connected: the data path did not take that: reload again",
@@ -469,18 +272,21 @@ impl Node {
     /// shard settles for that.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
         self.scrubs.cancel_all();
-        self.save_heat_at_stop().await;
-        let closed = ask(&*self.path, "stopping", STOP_TIME_MAX, |answer| {
-            Command::Stop { destage, answer }
-        })
-        .await?;
+        self.heats.save_at_stop().await;
+        let closed = self
+            .link
+            .ask("stopping", STOP_TIME_MAX, |answer| Command::Stop {
+                destage,
+                answer,
+            })
+            .await?;
         for one in &closed {
             self.records.closed(one.volume.0, one.left).await;
         }
         let failed_logs: Vec<String> = closed
             .iter()
             .filter(|one| one.log_failed)
-            .map(|one| self.name_of(one.volume))
+            .map(|one| self.volumes.name_of(one.volume))
             .collect();
         if failed_logs.is_empty() {
             return Ok(());
@@ -490,24 +296,6 @@ impl Node {
              in them: put their devices right before the next start",
             failed_logs.join(", ")
         )))
-    }
-
-    /// Have the shard do something with a volume; what goes wrong names that.
-    async fn command<T>(
-        &self,
-        name: &str,
-        what: &str,
-        time_max: Duration,
-        make: impl FnOnce(Answer<T>) -> Command,
-    ) -> Result<T, ApiError> {
-        let done = ask(&*self.path, what, time_max, make).await;
-        done.map_err(|error| at_volume(name, error))
-    }
-
-    fn name_of(&self, number: VolumeNumber) -> String {
-        let entries = self.entries();
-        let entry = entries.iter().find(|entry| entry.number == number.0);
-        entry.map_or_else(|| format!("number {}", number.0), |e| e.name.to_string())
     }
 }
 
@@ -529,10 +317,6 @@ async fn beside<T: Send + 'static>(
             "internal error: {error}: see the log of the daemon"
         ))
     })
-}
-
-fn at_volume(name: &str, error: ApiError) -> ApiError {
-    ApiError::new(error.kind, format!("volume {name}: {error}"))
 }
 
 /// What an open volume has lost with its write log, in words.

@@ -34,7 +34,6 @@ use hdcs_backend::crypt::Unlocked;
 use hdcs_backend::home::store;
 use hdcs_backend::memory::ObjectMemory;
 use hdcs_backend::url::BackendUrl;
-use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::Volume as CoreVolume;
 use hdcs_frontend::VolumeNumber;
@@ -42,16 +41,16 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::create::{is_block_device, make_log};
-use super::delete::{DELETED, Leaving};
+use super::create::{check_log_place, is_block_device, make_log};
+use super::delete::{DELETED, Leaving, forget_cached};
+use super::entries::Catalogue;
 use super::home::make_home;
+use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
-use super::{
-    ANSWER_TIME_MAX, Busy, COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed,
-    in_time, invalid, lock, scrub,
-};
+use super::volumes::Busy;
+use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
 use crate::catalogue::{self, Entry, Found};
-use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
+use crate::data_dir::dirty::{DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
 use crate::inspect;
 use crate::shard::command::{Command, OpenFailure, OpenedAs};
@@ -94,6 +93,42 @@ pub(super) enum NotOpen {
 }
 
 impl NotOpen {
+    /// Why a volume is not open after so many attempts in a row to open it, the last of which failed like this.
+    async fn of(
+        failure: &OpenFailure,
+        attempts: u32,
+        entry: &Entry,
+        catalogue: &Catalogue,
+    ) -> Self {
+        let why = failure.message.clone();
+        match failure.kind {
+            Failure::Unreachable | Failure::Shortage => Self::Waiting {
+                why,
+                attempts,
+                retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
+            },
+            Failure::LogLost => Self::LogLost {
+                why,
+                loss: catalogue.loss_of(entry).await,
+            },
+            Failure::LocalLost => Self::LocalStoreLost {
+                why,
+                loss: catalogue.loss_of(entry).await,
+            },
+            Failure::Gone => {
+                // Another node may have deleted it, who knows nothing of what is dirty here.
+                match catalogue.given_up(&entry.name).await {
+                    Some(what) => Self::Leaving {
+                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
+                        what: what.into(),
+                    },
+                    None => Self::Refused { why },
+                }
+            }
+            Failure::Refused => Self::Refused { why },
+        }
+    }
+
     /// What was given up in the backend by a deletion that did not end: nobody can open it any more, so it goes
     /// whenever that goes on. An image might be somebody else's by then.
     pub fn given_up(&self) -> Option<Leaving> {
@@ -170,21 +205,19 @@ impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
-        let layout = self.layout();
-        let absent = if entry.backend_is_new {
-            Absent::CreateNew
-        } else {
-            Absent::Create
-        };
-        let gate = Arc::new(Gate::new(entry, &layout, Arc::clone(&self.dir), absent));
+        let gate = Arc::new(self.catalogue.gate(entry));
         let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
-        let memory = self.reserve(entry).map_err(short)?;
+        let memory = self
+            .memories
+            .reserve(entry, self.volumes.entries_that_stay())
+            .map_err(short)?;
         let spec = self
+            .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
         let (answer, answered) = oneshot::channel();
         let stopping = || refused("the node is stopping".to_owned());
-        if !self.path.send(Command::Open(Box::new(spec), answer)) {
+        if !self.link.send(Command::Open(Box::new(spec), answer)) {
             return Err(stopping());
         }
         // However long it takes: a log may be large and a backend far away.
@@ -198,17 +231,14 @@ impl Node {
 
     /// Open a volume, and note what became of it.
     pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
-        let attempts = match lock(&self.slots).get(entry.name.as_str()) {
-            Some(slot) => match slot.not_open {
-                Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
-                _ => 1,
-            },
-            None => 1,
+        let attempts = match self.volumes.not_open(entry.name.as_str()) {
+            Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
+            _ => 1,
         };
         let opening = Opening {
             number: entry.number,
             since: Instant::now(),
-            hang_time: hang_time(&entry.backend_url(&self.layout())),
+            hang_time: hang_time(&entry.backend_url(self.setup.layout())),
         };
         lock(&self.openings).insert(entry.name.to_string(), opening);
         let result = self.ask_to_open(entry, volumes).await;
@@ -216,20 +246,23 @@ impl Node {
         let mut entry = entry.clone();
         let not_open = match &result {
             Ok(opened) => {
-                self.records.track(&entry, &self.layout(), opened.log).await;
-                self.record_backend(&mut entry, opened.backend.as_deref())
+                self.records
+                    .track(&entry, self.setup.layout(), opened.log)
+                    .await;
+                self.catalogue
+                    .record_backend(&mut entry, opened.backend.as_deref())
                     .await;
                 None
             }
-            Err(failure) => Some(self.not_open(&entry, failure, attempts).await),
+            Err(failure) => Some(NotOpen::of(failure, attempts, &entry, &self.catalogue).await),
         };
         if result.is_ok() {
-            self.keep_after_all(&entry).await;
-            self.begin_scrubs(&entry).await;
+            self.catalogue.keep_after_all(&entry).await;
+            self.scrubs.track(&entry).await;
         }
-        self.put(entry.clone(), not_open);
+        self.volumes.put(entry.clone(), not_open);
         if result.is_ok() {
-            self.begin_heat(&entry).await;
+            self.heats.track(&entry).await;
         }
         result.map(drop)
     }
@@ -244,7 +277,7 @@ impl Node {
     ) -> Result<Busy<'_>, ApiError> {
         let mut given_up: Option<Instant> = None;
         loop {
-            let refused = match self.begin(name, what) {
+            let refused = match self.volumes.begin(name, what) {
                 Ok(busy) => return Ok(busy),
                 Err(refused) => refused,
             };
@@ -275,15 +308,15 @@ impl Node {
             let message = format!("volume {name}: it has been opening for {age} s: {why}");
             Err(ApiError::new(ErrorKind::Conflict, message))
         };
-        if let Found::Entry(entry) = self.slot(name)?.found {
-            if what == DELETED && !self.log_answers(&entry).await {
+        if let Found::Entry(entry) = self.volumes.slot(name)?.found {
+            if what == DELETED && !log_answers(&entry, self.setup.layout()).await {
                 return refuse(format!(
                     "its write log {} does not answer, so that it cannot be removed: detach the volume \
                      with `hdcs volume detach`",
-                    entry.log_path(&self.layout()).display()
+                    entry.log_path(self.setup.layout()).display()
                 ));
             }
-            let dirty = self.dirty_of_unopened(name, &entry).await?;
+            let dirty = dirty_of_unopened(name, &entry, &self.catalogue, &self.memories).await?;
             if !discard_dirty && !dirty.is_none() {
                 return refuse(format!(
                     "its write log or its backend does not answer, and its write log holds {dirty} that \
@@ -293,105 +326,26 @@ impl Node {
             }
         }
         let number = VolumeNumber(opening.number);
-        self.command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
-            Command::GiveUpOpening(number, answer)
-        })
-        .await
-    }
-
-    /// Record what a volume's backend is, if that was not known.
-    async fn record_backend(&self, entry: &mut Entry, identity: Option<&str>) {
-        if entry.backend_identity.is_some() || identity.is_none() {
-            return;
-        }
-        let known = Entry {
-            backend_identity: identity.map(str::to_owned),
-            ..entry.clone()
-        };
-        match self.update_entry(&known).await {
-            Ok(()) => *entry = known,
-            // Until it is recorded, another image in its place would not be noticed.
-            Err(error) => tracing::warn!(
-                "volume {}: its backend is not recorded: {error}",
-                entry.name
-            ),
-        }
-    }
-
-    async fn not_open(&self, entry: &Entry, failure: &OpenFailure, attempts: u32) -> NotOpen {
-        let why = failure.message.clone();
-        match failure.kind {
-            Failure::Unreachable | Failure::Shortage => NotOpen::Waiting {
-                why,
-                attempts,
-                retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
-            },
-            Failure::LogLost => NotOpen::LogLost {
-                why,
-                loss: self.loss_of(entry).await,
-            },
-            Failure::LocalLost => NotOpen::LocalStoreLost {
-                why,
-                loss: self.loss_of(entry).await,
-            },
-            Failure::Gone => {
-                let (at, of) = (self.layout(), entry.name.clone());
-                let given_up = in_time(ANSWER_TIME_MAX, move || catalogue::given_up(&at, &of));
-                // Another node may have deleted it, who knows nothing of what is dirty here.
-                match given_up.await.flatten() {
-                    Some(what) => NotOpen::Leaving {
-                        why: "its deletion has begun, and did not end: delete it again".to_owned(),
-                        what: what.into(),
-                    },
-                    None => NotOpen::Refused { why },
-                }
-            }
-            Failure::Refused => NotOpen::Refused { why },
-        }
-    }
-
-    /// What is lost if the log of a volume is.
-    pub(super) async fn loss_of(&self, entry: &Entry) -> Loss {
-        let directory = catalogue::directory(&self.layout(), &entry.name);
-        let uuid = entry.uuid;
-        let read = in_time(ANSWER_TIME_MAX, move || {
-            let kept = kept::read(&directory, uuid).ok().flatten();
-            (DirtyRecord::read(&directory, uuid), kept)
-        });
-        // What cannot be read in time may be anything.
-        let (record, kept) = read.await.unwrap_or_default();
-        let is_empty = |record: &DirtyRecord| {
-            let same = kept.filter(|kept| kept.log.get() == record.log);
-            let has_all =
-                |kept: LogSuperblock| kept::is_empty(&kept) && kept.lost_ranges.get() == 0;
-            entry.home.is_none() && same.is_some_and(has_all)
-        };
-        let record = record.map(|record| {
-            if !is_empty(&record) {
-                return record;
-            }
-            // It was given up when its device failed, once the backend had everything.
-            record.closed(Left {
-                dirty_bytes: 0,
-                nothing: true,
+        self.link
+            .command(name, "giving up its opening", COMMAND_TIME_MAX, |answer| {
+                Command::GiveUpOpening(number, answer)
             })
-        });
-        Loss::of(record, entry.dirty_bytes_max())
+            .await
     }
 
     /// Open a volume that is in the catalogue, unless something else is being done to it.
     async fn open_by_itself(self: Arc<Self>, name: String) {
-        let Ok(_busy) = self.begin(&name, "opened") else {
+        let Ok(_busy) = self.volumes.begin(&name, "opened") else {
             return;
         };
-        let Ok(slot) = self.slot(&name) else {
+        let Ok(slot) = self.volumes.slot(&name) else {
             return;
         };
         let (Found::Entry(entry), Some(before)) = (slot.found, slot.not_open) else {
             return;
         };
         let is_first = matches!(before, NotOpen::Opening { .. });
-        match self.open(&entry, self.entries().len()).await {
+        match self.open(&entry, self.volumes.entries().len()).await {
             Ok(()) if is_first => {}
             Ok(()) => tracing::info!("volume {name} is open now"),
             Err(failure) if is_first => {
@@ -404,24 +358,9 @@ impl Node {
     /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
     /// what takes long goes on opening when this has returned.
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
-        let dir = Arc::clone(&self.dir);
-        let recovered = beside(move || {
-            let mut dir = lock(&dir);
-            let recovered = catalogue::recover(&dir).map_err(|error| failed(error.to_string()))?;
-            let mut scrubs = Vec::new();
-            for found in recovered.volumes.values() {
-                if let Found::Entry(entry) = found {
-                    dir.note_used_number(entry.number)
-                        .map_err(|error| failed(error.to_string()))?;
-                    let directory = catalogue::directory(dir.layout(), &entry.name);
-                    scrubs.push((entry.number, scrub::read(&directory)));
-                }
-            }
-            Ok::<_, ApiError>((recovered, scrubs))
-        });
-        let (recovered, scrubs) = recovered.await??;
+        let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
-            self.note_scrubs(number, record);
+            self.scrubs.note(number, record);
         }
         for what in recovered.removed {
             tracing::warn!("removed {what}");
@@ -437,16 +376,11 @@ impl Node {
             match found {
                 Found::Damaged(why) => {
                     tracing::error!("volume {name} does not serve: {why}");
-                    self.explain(&name, Some(why.clone()));
-                    let slot = super::Slot {
-                        found: Found::Damaged(why),
-                        not_open: None,
-                    };
-                    lock(&self.slots).insert(name, slot);
+                    self.volumes.put_damaged(name, why);
                 }
                 Found::Entry(entry) => {
                     let since = Instant::now();
-                    self.put(*entry, Some(NotOpen::Opening { since }));
+                    self.volumes.put(*entry, Some(NotOpen::Opening { since }));
                     names.push(name);
                 }
             }
@@ -458,7 +392,7 @@ impl Node {
             }
             // Once it has answered, it has taken what was sent before.
             tokio::task::yield_now().await;
-            self.report().await?;
+            self.link.report().await?;
         }
         let all = async { while openings.join_next().await.is_some() {} };
         if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
@@ -474,12 +408,8 @@ impl Node {
     /// Try again what could not be reached and is due; called about once a second.
     pub fn retry(self: &Arc<Self>) {
         let now = Instant::now();
-        let slots = lock(&self.slots);
-        let due = slots.iter().filter(|(_, slot)| {
-            matches!(slot.not_open, Some(NotOpen::Waiting { retry_at, .. }) if retry_at <= now)
-        });
-        for (name, _) in due.take(OPENINGS_PER_ROUND) {
-            tokio::spawn(Arc::clone(self).open_by_itself(name.clone()));
+        for name in self.volumes.due(now, OPENINGS_PER_ROUND) {
+            tokio::spawn(Arc::clone(self).open_by_itself(name));
         }
     }
 
@@ -489,8 +419,8 @@ impl Node {
         name: &str,
         request: OpenVolume,
     ) -> Result<OpenedVolume, ApiError> {
-        let _busy = self.begin(name, "opened")?;
-        let slot = self.slot(name)?;
+        let _busy = self.volumes.begin(name, "opened")?;
+        let slot = self.volumes.slot(name)?;
         let entry = match (slot.found, slot.not_open) {
             (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why, .. })) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
@@ -501,14 +431,14 @@ impl Node {
                 return Ok(OpenedVolume { volume, lost: None });
             }
         };
-        let volumes = self.entries().len();
+        let volumes = self.volumes.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
-            let loss = self.loss_of(&entry).await;
+            let loss = self.catalogue.loss_of(&entry).await;
             let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == Failure::LocalLost;
             if !failure.kind.is_loss() || !may_lose {
-                return Err(self.refusal(name, &failure));
+                return Err(self.volumes.refusal(name, &failure));
             }
             let (entry, kept) = self.replace_log(&entry, &request, is_home_lost).await?;
             let what = if is_home_lost { "local store" } else { "log" };
@@ -523,29 +453,13 @@ impl Node {
                 home_kept: kept.home.map(shown),
             });
             let opened = self.open(&entry, volumes).await;
-            opened.map_err(|failure| self.refusal(name, &failure))?;
+            opened.map_err(|failure| self.volumes.refusal(name, &failure))?;
         }
         tracing::info!("volume {name} was opened by hand");
         Ok(OpenedVolume {
             volume: self.volume(name).await?,
             lost: opened_without,
         })
-    }
-
-    /// Why a volume was not opened by hand, as its slot says it now.
-    pub(super) fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
-        let kind = match failure.kind {
-            Failure::Unreachable => ErrorKind::Unavailable,
-            Failure::LogLost
-            | Failure::LocalLost
-            | Failure::Gone
-            | Failure::Shortage
-            | Failure::Refused => ErrorKind::Conflict,
-        };
-        let slot = lock(&self.slots).get(name).cloned();
-        let why = slot.and_then(|slot| slot.not_open);
-        let why = why.map_or(failure.message.clone(), |why| why.to_string());
-        ApiError::new(kind, format!("volume {name}: {why}"))
     }
 
     /// Make a new log for a volume whose log is lost, and a new local store if that is lost: what the log has
@@ -563,20 +477,26 @@ impl Node {
             (path, bytes) => {
                 let path = path.as_ref().map_or(entry.log.path.clone(), PathBuf::from);
                 let bytes = bytes.or(request.log_path.is_none().then_some(entry.log.bytes));
-                self.check_log_place(path, bytes, Some(entry))
+                check_log_place(path, bytes, Some(entry), &self.setup, &self.volumes)
                     .await
                     .map_err(|error| invalid(format!("volume {name}: {error}")))?
             }
         };
-        let number = self.next_volume_number(name).await?;
+        let number = self.catalogue.next_number(name).await?;
         let new = Entry {
             number,
             log,
             ..entry.clone()
         };
-        self.check_memory(&new)?;
-        let config = self.core_config(&new, self.entries().len())?;
-        let (layout, old, overwrite) = (self.layout(), entry.clone(), request.log_overwrite);
+        self.memories.check(&new)?;
+        let config = self
+            .setup
+            .core_config(&new, self.volumes.entries().len(), None)?;
+        let (layout, old, overwrite) = (
+            self.setup.layout().clone(),
+            entry.clone(),
+            request.log_overwrite,
+        );
         let made = tokio::task::spawn_blocking(move || {
             let (high, low) = Uuid::new_v4().as_u64_pair();
             let log = high ^ low;
@@ -636,7 +556,7 @@ impl Node {
         });
         let made = made.await.map_err(|error| failed(error.to_string()))?;
         let (new, aside) = made.map_err(|error| at_volume(name, error))?;
-        self.forget_cached(entry).await;
+        forget_cached(entry, &self.link).await;
         Ok((new, aside))
     }
 }

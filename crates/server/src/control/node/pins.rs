@@ -8,6 +8,7 @@ use hdcs_frontend::VolumeNumber;
 
 use super::{COMMAND_TIME_MAX, Node, invalid};
 use crate::catalogue::{Entry, PinnedRange};
+use crate::control::link::Link;
 use crate::shard::command::Command;
 
 /// Ranges of one volume that are pinned apart, at most.
@@ -52,6 +53,15 @@ pub(super) fn without(pins: &[PinnedRange], offset: u64, end: u64) -> Vec<Pinned
         .collect()
 }
 
+/// Tell the shard what an entry has pinned.
+pub(super) async fn apply(entry: &Entry, link: &Link) -> Result<(), ApiError> {
+    let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
+    link.command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
+        Command::Pin(number, ranges, answer)
+    })
+    .await
+}
+
 impl Node {
     /// Pin a range, beside what is pinned, or unpin one. Filling goes on by itself then.
     pub async fn pin(
@@ -60,10 +70,12 @@ impl Node {
         range: VolumeRange,
         is_pinned: bool,
     ) -> Result<Volume, ApiError> {
-        let _busy = self.begin(name, if is_pinned { "pinned" } else { "unpinned" })?;
-        let mut entry = self.entry(name)?;
+        let _busy = self
+            .volumes
+            .begin(name, if is_pinned { "pinned" } else { "unpinned" })?;
+        let mut entry = self.volumes.entry(name)?;
         let pin = checked(name, &entry, &range)?;
-        let policy = self.settings_of(&entry.settings)?.policy;
+        let policy = self.setup.settings_of(&entry.settings)?.policy;
         if is_pinned && policy == hdcs_core::volume::Policy::PassThrough {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -85,16 +97,16 @@ impl Node {
                 entry.pins.len()
             )));
         }
-        self.apply_pins(&entry).await?;
-        if let Err(error) = self.update_entry(&entry).await {
+        apply(&entry, &self.link).await?;
+        if let Err(error) = self.catalogue.update(&entry).await {
             let unchanged = Entry {
                 pins: before,
                 ..entry
             };
-            self.apply_pins(&unchanged).await?;
+            apply(&unchanged, &self.link).await?;
             return Err(error);
         }
-        self.put(entry, None);
+        self.volumes.put(entry, None);
         self.volume(name).await
     }
 
@@ -104,26 +116,18 @@ impl Node {
         name: &str,
         range: Option<VolumeRange>,
     ) -> Result<Volume, ApiError> {
-        let entry = self.entry(name)?;
+        let entry = self.volumes.entry(name)?;
         let range = range
             .map(|range| checked(name, &entry, &range))
             .transpose()?;
         let ranges = sectors(range.as_slice());
         let number = VolumeNumber(entry.number);
-        self.command(name, "warming it up", COMMAND_TIME_MAX, |answer| {
-            Command::WarmUp(number, ranges, answer)
-        })
-        .await?;
+        self.link
+            .command(name, "warming it up", COMMAND_TIME_MAX, |answer| {
+                Command::WarmUp(number, ranges, answer)
+            })
+            .await?;
         self.volume(name).await
-    }
-
-    /// Tell the shard what an entry has pinned.
-    pub(super) async fn apply_pins(&self, entry: &Entry) -> Result<(), ApiError> {
-        let (number, ranges) = (VolumeNumber(entry.number), sectors(&entry.pins));
-        self.command(entry.name.as_str(), "pinning", COMMAND_TIME_MAX, |answer| {
-            Command::Pin(number, ranges, answer)
-        })
-        .await
     }
 }
 

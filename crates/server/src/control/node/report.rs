@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
@@ -14,7 +13,8 @@ use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
 
 use super::record::Asked;
-use super::{Node, Sample, Slot, find, in_time, lock};
+use super::volumes::Slot;
+use super::{Node, find, in_time};
 use crate::catalogue::Found;
 use crate::control::view;
 use crate::logging;
@@ -39,18 +39,14 @@ fn allocated_bytes(url: &str) -> Option<u64> {
 impl Node {
     /// Every volume.
     pub async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
-        let report = self.report().await?;
-        let slots = lock(&self.slots).clone();
-        Ok(slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, Some(&report)))
-            .collect())
+        let report = self.link.report().await?;
+        Ok(self.views(Some(&report)))
     }
 
     /// One volume.
     pub async fn volume(&self, name: &str) -> Result<Volume, ApiError> {
-        let slot = self.slot(name)?;
-        let report = self.report().await?;
+        let slot = self.volumes.slot(name)?;
+        let report = self.link.report().await?;
         let mut volume = self.view(name, &slot, Some(&report));
         if volume.state == view::state(State::Healthy) && volume.allocated_bytes.is_none() {
             let url = volume.backend.clone();
@@ -68,20 +64,12 @@ impl Node {
 
     /// What metrics are made of. A shard that does not answer leaves out what only it knows.
     pub async fn scrape(&self) -> Result<Scrape, ApiError> {
-        let report = match self
-            .reports
-            .fresh_within(&*self.path, SCRAPE_TIME_MAX)
-            .await
-        {
+        let report = match self.link.report_within(SCRAPE_TIME_MAX).await {
             Ok(report) => Some(report),
             Err(error) if error.kind == ErrorKind::Timeout => None,
             Err(error) => return Err(error),
         };
-        let slots = lock(&self.slots).clone();
-        let volumes: Vec<_> = slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, report.as_deref()))
-            .collect();
+        let volumes = self.views(report.as_deref());
         Ok(Scrape {
             node: self.uuid.to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
@@ -90,6 +78,15 @@ impl Node {
             status: report.map(|report| self.status_of(&report, &volumes)),
             volumes,
         })
+    }
+
+    /// Every volume as a report says it is, by name.
+    fn views(&self, report: Option<&ShardReport>) -> Vec<Volume> {
+        let slots = self.volumes.slots();
+        let views = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, report));
+        views.collect()
     }
 
     fn view(&self, name: &str, slot: &Slot, report: Option<&ShardReport>) -> Volume {
@@ -133,23 +130,23 @@ impl Node {
             let age = not_open.hangs_for();
             volume.trouble_ms = age.map(|age| age.as_millis() as u64);
         }
-        volume.scrub = Some(self.scrub_view(entry));
-        volume.heat = self.heat_view(entry);
-        let layout = self.layout();
+        volume.scrub = Some(self.scrubs.view(entry));
+        volume.heat = self.heats.view(entry);
+        let layout = self.setup.layout();
         volume.number = entry.number;
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
-        volume.backend = entry.backend_url(&layout);
+        volume.backend = entry.backend_url(layout);
         volume.read_only = entry.is_read_only();
-        let home = entry.home_path(&layout);
+        let home = entry.home_path(layout);
         volume.mode = home.as_ref().map_or(Mode::Cache, |_| Mode::Storage);
         volume.home_path = home.map(|path| path.display().to_string());
-        volume.log_path = entry.log_path(&layout).display().to_string();
+        volume.log_path = entry.log_path(layout).display().to_string();
         volume.log_bytes = entry.log.bytes;
         volume.pins = entry.pins.iter().map(view::pin).collect();
         volume.encryption = entry.encryption.as_ref().map(super::encryption::shown);
         volume.overridden = entry.settings.keys().cloned().collect();
-        if let Ok(settings) = self.settings_of(&entry.settings) {
+        if let Ok(settings) = self.setup.settings_of(&entry.settings) {
             volume.settings = settings.values();
         }
         if let Some(found) = report.and_then(|report| find(report, VolumeNumber(entry.number))) {
@@ -160,15 +157,13 @@ impl Node {
             volume.pin_trouble.clone_from(&found.pin_trouble);
             volume.benefit = Some(view::benefit(&found.benefit));
             volume.connections = found.connections as u64;
-            let rate = lock(&self.samples)
-                .get(&entry.number)
-                .map_or(0, |sample| sample.bytes_per_s);
+            let rate = self.watch.destage_bytes_per_s(entry.number);
             volume.allocated_bytes = found.store.as_ref().map(|store| store.stored_bytes);
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
                 qos: view::qos(&found.qos),
                 home: found.home.as_ref().map(view::home),
-                copy_remaining_bytes: self.copy_left(&volume.name, found),
+                copy_remaining_bytes: self.copies.left_bytes(&volume.name, found),
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
@@ -178,13 +173,8 @@ impl Node {
 
     /// The node as a whole.
     pub async fn status(&self) -> Result<Status, ApiError> {
-        let report = self.report().await?;
-        let slots = lock(&self.slots).clone();
-        let views: Vec<_> = slots
-            .iter()
-            .map(|(name, slot)| self.view(name, slot, Some(&report)))
-            .collect();
-        Ok(self.status_of(&report, &views))
+        let report = self.link.report().await?;
+        Ok(self.status_of(&report, &self.views(Some(&report))))
     }
 
     fn status_of(&self, report: &ShardReport, views: &[Volume]) -> Status {
@@ -202,7 +192,7 @@ impl Node {
         } else {
             State::Degraded
         };
-        let (volumes_bytes, reserved) = self.memory_of_volumes();
+        let (volumes_bytes, reserved) = self.memories.totals();
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -210,7 +200,7 @@ impl Node {
             state: view::state(state).to_owned(),
             problems,
             node: self.uuid.to_string(),
-            data: self.root.display().to_string(),
+            data: self.setup.layout().root().display().to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             nbd_listen: self.nbd_listen.clone(),
             connections: report.connections as u64,
@@ -219,15 +209,15 @@ impl Node {
             volumes_by_state,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),
             memory: Memory {
-                max_bytes: self.config.node.memory_max_mib << 20,
+                max_bytes: self.setup.node().memory_max_mib << 20,
                 rss_bytes: view::resident_set_bytes(),
                 rss_max_bytes: view::resident_set_max_bytes(),
-                budget_fixed_bytes: self.budget.fixed_bytes,
-                budget_connections_bytes: self.budget.connections_bytes,
-                budget_pool_bytes: self.budget.pool_bytes,
-                budget_cache_index_bytes: self.budget.cache_index_bytes,
+                budget_fixed_bytes: self.setup.budget().fixed_bytes,
+                budget_connections_bytes: self.setup.budget().connections_bytes,
+                budget_pool_bytes: self.setup.budget().pool_bytes,
+                budget_cache_index_bytes: self.setup.budget().cache_index_bytes,
                 budget_volumes_bytes: volumes_bytes,
-                budget_frames_bytes: self.budget.frames_bytes,
+                budget_frames_bytes: self.setup.budget().frames_bytes,
                 connections_used_bytes: report.connections_used_bytes,
                 volumes_log_bytes: reserved.log_bytes,
                 volumes_tables_bytes: reserved.tables_bytes,
@@ -243,56 +233,22 @@ impl Node {
         }
     }
 
-    /// Note which volumes are in another state than when this was last looked at.
-    fn note_states(&self, report: &ShardReport) {
-        let slots = lock(&self.slots).clone();
-        let mut states = lock(&self.states);
-        states.retain(|name, _| slots.contains_key(name));
-        for (name, slot) in &slots {
-            let volume = self.view(name, slot, Some(report));
-            let before = states.insert(name.clone(), volume.state.clone());
-            let before = before.as_deref().unwrap_or("new");
-            if before == volume.state || (before == "new" && volume.phase == "opening") {
-                continue;
-            }
-            let event = Event::new("state", Outcome::Seen, "node")
-                .of(name)
-                .what(format!("{before} → {}", volume.state));
-            self.events
-                .note(event.why(volume.reason.unwrap_or_default()));
-        }
-    }
-
     /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
     pub async fn sample(&self) {
         let asked = Asked::now();
         // Without a report there is nothing to sample; whoever asks for one gets the error.
-        let Ok(report) = self.report().await else {
+        let Ok(report) = self.link.report().await else {
             return;
         };
-        self.note_states(&report);
+        let slots = self.volumes.slots();
+        let views = slots
+            .iter()
+            .map(|(name, slot)| self.view(name, slot, Some(&report)));
+        self.watch.note_states(views, &self.events);
         self.records.renew(asked, &report);
-        self.tier_by_schedule(&report, &mut lock(&self.tier_times));
+        self.tiers
+            .begin_by_schedule(&report, &self.setup, &self.volumes, &self.link);
         self.record_sizes(&report).await;
-        let now = Instant::now();
-        let mut samples = lock(&self.samples);
-        let mut fresh = BTreeMap::new();
-        for volume in &report.volumes {
-            let destaged_bytes = volume.stats.destaged_bytes;
-            let before = samples.get(&volume.config.number);
-            let bytes_per_s = before.map_or(0, |before| {
-                let seconds = (now - before.at).as_secs_f64().max(0.001);
-                (destaged_bytes.saturating_sub(before.destaged_bytes) as f64 / seconds) as u64
-            });
-            fresh.insert(
-                volume.config.number,
-                Sample {
-                    at: now,
-                    destaged_bytes,
-                    bytes_per_s,
-                },
-            );
-        }
-        *samples = fresh;
+        self.watch.sample(&report);
     }
 }

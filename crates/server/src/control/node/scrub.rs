@@ -23,9 +23,12 @@ use hdcs_frontend::VolumeNumber;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::memory::Memories;
+use super::setup::Setup;
+use super::volumes::Volumes;
 use super::{ANSWER_TIME_MAX, Node, at_volume, find, in_time, invalid, lock};
 use crate::catalogue::{self, Entry};
-use crate::control::link::ask;
+use crate::control::link::Link;
 use crate::data_dir::beside::{SCRUB, SCRUB_FILE};
 use crate::data_dir::sealed;
 use crate::inspect;
@@ -53,8 +56,12 @@ pub(super) struct Record {
 }
 
 /// What the node knows of scrubs.
-#[derive(Default)]
 pub(super) struct Scrubs {
+    setup: Arc<Setup>,
+    link: Arc<Link>,
+    volumes: Arc<Volumes>,
+    memories: Arc<Memories>,
+    /// Scrubs that are under way, by the number of the volume.
     running: Mutex<BTreeMap<u32, Arc<Progress>>>,
     records: Arc<Mutex<BTreeMap<u32, Known>>>,
 }
@@ -69,7 +76,27 @@ struct Known {
     has_changed: bool,
 }
 
+/// How a scrub ended, if it came to an end.
+type Ended = Result<Arc<Progress>, ApiError>;
+
 impl Scrubs {
+    /// Nothing is known yet.
+    pub fn new(
+        setup: Arc<Setup>,
+        link: Arc<Link>,
+        volumes: Arc<Volumes>,
+        memories: Arc<Memories>,
+    ) -> Self {
+        Self {
+            setup,
+            link,
+            volumes,
+            memories,
+            running: Mutex::default(),
+            records: Arc::default(),
+        }
+    }
+
     /// A volume is gone, or goes.
     pub fn cancel(&self, number: u32) -> bool {
         let running = lock(&self.running);
@@ -83,38 +110,33 @@ impl Scrubs {
             .values()
             .for_each(|progress| progress.cancel());
     }
-}
 
-/// How a scrub ended, if it came to an end.
-type Ended = Result<Arc<Progress>, ApiError>;
-
-impl Node {
     /// What is known of a volume's scrubs, once that was read.
-    fn scrub_record(&self, number: u32) -> Option<Record> {
-        let records = lock(&self.scrubs.records);
+    fn record_of(&self, number: u32) -> Option<Record> {
+        let records = lock(&self.records);
         records.get(&number).map(|known| known.record.clone())
     }
 
     /// A volume was found in the catalogue, with this on record.
-    pub(super) fn note_scrubs(&self, number: u32, record: Option<Record>) {
+    pub fn note(&self, number: u32, record: Option<Record>) {
         if let Some(record) = record {
             let known = Known {
                 record,
                 ..Known::default()
             };
-            lock(&self.scrubs.records).insert(number, known);
+            lock(&self.records).insert(number, known);
         }
     }
 
     /// A volume was opened. What was never recorded begins to count now.
-    pub(super) async fn begin_scrubs(&self, entry: &Entry) {
-        if self.scrub_record(entry.number).is_some() {
+    pub async fn track(&self, entry: &Entry) {
+        if self.record_of(entry.number).is_some() {
             return;
         }
-        let directory = catalogue::directory(&self.layout(), &entry.name);
+        let directory = catalogue::directory(self.setup.layout(), &entry.name);
         match in_time(ANSWER_TIME_MAX, move || read(&directory)).await {
-            Some(Some(record)) => self.note_scrubs(entry.number, Some(record)),
-            Some(None) => self.record_scrubs(entry, |record| record.since_ms = unix_ms()),
+            Some(Some(record)) => self.note(entry.number, Some(record)),
+            Some(None) => self.record(entry, |record| record.since_ms = unix_ms()),
             // Nobody knows what it says: it is neither replaced nor followed.
             None => tracing::warn!(
                 volume = entry.name.as_str(),
@@ -124,9 +146,9 @@ impl Node {
     }
 
     /// Change the record of a volume, and have it written; returns at once.
-    fn record_scrubs(&self, entry: &Entry, change: impl FnOnce(&mut Record)) {
+    fn record(&self, entry: &Entry, change: impl FnOnce(&mut Record)) {
         {
-            let mut records = lock(&self.scrubs.records);
+            let mut records = lock(&self.records);
             let known = records.entry(entry.number).or_default();
             change(&mut known.record);
             known.has_changed = true;
@@ -134,20 +156,18 @@ impl Node {
                 return;
             }
         }
-        let path = catalogue::directory(&self.layout(), &entry.name).join(SCRUB_FILE);
-        let (records, number) = (Arc::clone(&self.scrubs.records), entry.number);
+        let path = catalogue::directory(self.setup.layout(), &entry.name).join(SCRUB_FILE);
+        let (records, number) = (Arc::clone(&self.records), entry.number);
         tokio::task::spawn_blocking(move || keep(&records, number, &path));
     }
 
     /// The running scrub and the last whole one, as the API has it.
-    pub(super) fn scrub_view(&self, entry: &Entry) -> Scrub {
+    pub fn view(&self, entry: &Entry) -> Scrub {
         let mut view = Scrub {
-            last: self
-                .scrub_record(entry.number)
-                .and_then(|record| record.last),
+            last: self.record_of(entry.number).and_then(|record| record.last),
             ..Scrub::default()
         };
-        if let Some(progress) = lock(&self.scrubs.running).get(&entry.number) {
+        if let Some(progress) = lock(&self.running).get(&entry.number) {
             let (part, bytes, left) = progress.part();
             let (bad_blocks, healed_blocks) = progress.blocks();
             view.running = true;
@@ -163,41 +183,14 @@ impl Node {
         view
     }
 
-    /// Begin to scrub a volume.
-    pub async fn scrub(
-        self: &Arc<Self>,
-        name: &str,
-        request: ScrubVolume,
-    ) -> Result<Volume, ApiError> {
-        let entry = self.entry(name)?;
-        let rate = match request.rate_bytes_per_s {
-            Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
-            Some(rate) => rate,
-            None => self.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
-        };
-        self.begin_scrub(&entry, rate)?;
-        self.volume(name).await
-    }
-
-    /// End a running scrub soon.
-    pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
-        let entry = self.entry(name)?;
-        if self.scrubs.cancel(entry.number) {
-            return Ok(());
-        }
-        Err(ApiError::new(
-            ErrorKind::Conflict,
-            format!("volume {name}: it is not being scrubbed"),
-        ))
-    }
-
-    fn begin_scrub(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
+    /// Begin to scrub a volume, at so many bytes a second.
+    pub fn begin(self: &Arc<Self>, entry: &Entry, rate: u64) -> Result<(), ApiError> {
         let progress = Arc::new(Progress::new(rate));
         {
-            let mut running = lock(&self.scrubs.running);
+            let mut running = lock(&self.running);
             // Several would read several times as much a second.
             if let Some(&other) = running.keys().next() {
-                let which = self.name_of(VolumeNumber(other));
+                let which = self.volumes.name_of(VolumeNumber(other));
                 return Err(ApiError::new(
                     ErrorKind::Conflict,
                     format!(
@@ -210,12 +203,12 @@ impl Node {
             }
             running.insert(entry.number, Arc::clone(&progress));
         }
-        let (node, entry) = (Arc::clone(self), entry.clone());
+        let (scrubs, entry) = (Arc::clone(self), entry.clone());
         // Its end is in the record, and in the log.
         tokio::spawn(async move {
-            let ended = node.scrub_all(&entry, progress).await;
-            node.scrub_has_ended(&entry, ended);
-            lock(&node.scrubs.running).remove(&entry.number);
+            let ended = scrubs.scrub_all(&entry, progress).await;
+            scrubs.note_end(&entry, ended);
+            lock(&scrubs.running).remove(&entry.number);
         });
         Ok(())
     }
@@ -224,23 +217,24 @@ impl Node {
     async fn scrub_all(&self, entry: &Entry, progress: Arc<Progress>) -> Ended {
         let number = VolumeNumber(entry.number);
         let shared = Arc::clone(&progress);
-        ask(&*self.path, "scrubbing it", SCRUB_TIME_MAX, |answer| {
-            Command::Scrub(number, shared, answer)
-        })
-        .await?;
+        self.link
+            .ask("scrubbing it", SCRUB_TIME_MAX, |answer| {
+                Command::Scrub(number, shared, answer)
+            })
+            .await?;
         if progress.is_cancelled() {
             return Ok(progress);
         }
-        if let Some(path) = entry.home_path(&self.layout()) {
+        if let Some(path) = entry.home_path(self.setup.layout()) {
             let (shared, uuid) = (Arc::clone(&progress), entry.uuid);
-            let data_path = Arc::clone(&self.path);
-            let memory = self.share().reserve(memory::verify_home(entry.bytes));
+            let link = Arc::clone(&self.link);
+            let memory = self.memories.lease(memory::verify_home(entry.bytes));
             let memory = memory.map_err(|shortage| no_memory(entry, Part::Home, &shortage))?;
             let verifying = move || {
                 let _memory = memory;
                 let mut ask = |block: u64| {
                     let (answer, answered) = oneshot::channel();
-                    data_path.send(Command::VerifyHome(number, block, answer));
+                    link.send(Command::VerifyHome(number, block, answer));
                     let found = answered.blocking_recv();
                     let found = found.unwrap_or_else(|_| Err("it was closed".to_owned()));
                     let found = found.map_err(std::io::Error::other)?;
@@ -256,7 +250,10 @@ impl Node {
         if progress.is_cancelled() {
             return Ok(progress);
         }
-        let (url, encryption) = (entry.backend_url(&self.layout()), entry.encryption.clone());
+        let (url, encryption) = (
+            entry.backend_url(self.setup.layout()),
+            entry.encryption.clone(),
+        );
         let (shared, name) = (Arc::clone(&progress), entry.name.clone());
         let memory = self.memory_to_verify(entry)?;
         let verifying = move || {
@@ -297,14 +294,14 @@ impl Node {
 
     /// Memory to verify the backend of a volume, and whether that is the least that is needed for it.
     fn memory_to_verify(&self, entry: &Entry) -> Result<(Option<Lease>, bool), ApiError> {
-        if self.needs_of(entry).kind != memory::Kind::Objects {
+        if self.setup.needs_of(entry).kind != memory::Kind::Objects {
             return Ok((None, false));
         }
         let [plenty, enough] = memory::VERIFY_OBJECTS;
-        if let Ok(lease) = self.share().reserve(plenty) {
+        if let Ok(lease) = self.memories.lease(plenty) {
             return Ok((Some(lease), false));
         }
-        let reserved = self.share().reserve(enough);
+        let reserved = self.memories.lease(enough);
         let lease = reserved.map_err(|shortage| no_memory(entry, Part::Backend, &shortage))?;
         Ok((Some(lease), true))
     }
@@ -324,7 +321,7 @@ impl Node {
                 verified = &mut verifying => break verified,
                 () = tokio::time::sleep(WATCH_PERIOD) => {}
             }
-            let report = self.report().await?;
+            let report = self.link.report().await?;
             let Some(volume) = find(&report, VolumeNumber(entry.number)) else {
                 // It was closed: what it has is not looked at any more.
                 progress.cancel();
@@ -359,15 +356,18 @@ impl Node {
         Ok(())
     }
 
-    fn scrub_has_ended(&self, entry: &Entry, ended: Ended) {
+    fn note_end(&self, entry: &Entry, ended: Ended) {
         let name = entry.name.as_str();
         // A volume that has left meanwhile, or come back as another one, has no result.
-        let is_there = self.entry(name).is_ok_and(|now| now.number == entry.number);
+        let is_there = self
+            .volumes
+            .entry(name)
+            .is_ok_and(|now| now.number == entry.number);
         let progress = match ended {
             Ok(progress) if !progress.is_cancelled() && is_there => progress,
             Ok(_) => return tracing::info!(volume = name, "its scrub was cancelled"),
             Err(error) => {
-                self.postpone_scrub(entry);
+                self.postpone(entry);
                 return tracing::warn!(volume = name, "its scrub did not come to its end: {error}");
             }
         };
@@ -392,7 +392,7 @@ impl Node {
             problems = last.problems.len(),
             "it was scrubbed"
         );
-        self.record_scrubs(entry, |record| {
+        self.record(entry, |record| {
             *record = Record {
                 since_ms: last.ended_ms,
                 last: Some(last),
@@ -401,47 +401,78 @@ impl Node {
     }
 
     /// Nothing came of it: try again sooner than after the whole interval, but not at once.
-    fn postpone_scrub(&self, entry: &Entry) {
-        let interval = self.scrub_interval_ms(entry);
+    fn postpone(&self, entry: &Entry) {
+        let interval = self.interval_ms(entry);
         let since = retried_since(unix_ms(), interval);
-        if let Some(known) = lock(&self.scrubs.records).get_mut(&entry.number) {
+        if let Some(known) = lock(&self.records).get_mut(&entry.number) {
             known.record.since_ms = known.record.since_ms.max(since);
         }
     }
 
-    fn scrub_interval_ms(&self, entry: &Entry) -> u64 {
-        let settings = self.settings_of(&entry.settings);
+    fn interval_ms(&self, entry: &Entry) -> u64 {
+        let settings = self.setup.settings_of(&entry.settings);
         settings.map_or(0, |settings| settings.scrub_interval_h) * HOUR_MS
     }
 
     /// Scrub the volume whose turn it is, if none is being scrubbed; called about once a second.
-    pub fn scrub_by_schedule(self: &Arc<Self>) {
-        if !lock(&self.scrubs.running).is_empty() {
+    pub fn begin_by_schedule(self: &Arc<Self>) {
+        if !lock(&self.running).is_empty() {
             return;
         }
         let now = unix_ms();
-        let open = self.entries().into_iter().filter_map(|entry| {
-            let interval = self.scrub_interval_ms(&entry);
-            let is_open = self.entry(entry.name.as_str()).is_ok();
+        let open = self.volumes.entries().into_iter().filter_map(|entry| {
+            let interval = self.interval_ms(&entry);
+            let is_open = self.volumes.entry(entry.name.as_str()).is_ok();
             let is_wanted = interval > 0 && is_open;
-            let record = is_wanted.then(|| self.scrub_record(entry.number))?;
+            let record = is_wanted.then(|| self.record_of(entry.number))?;
             Some((record?.since_ms, interval, entry))
         });
         let Some(entry) = next_due(now, open) else {
             return;
         };
-        let Ok(settings) = self.settings_of(&entry.settings) else {
+        let Ok(settings) = self.setup.settings_of(&entry.settings) else {
             return;
         };
-        if let Err(error) = self.begin_scrub(&entry, settings.scrub_rate_mib_s * MIB) {
+        if let Err(error) = self.begin(&entry, settings.scrub_rate_mib_s * MIB) {
             tracing::debug!("{error}");
         }
     }
 
     /// No scrub may stand in the way of a volume's end.
-    pub(super) fn forget_scrubs(&self, number: u32) {
-        self.scrubs.cancel(number);
-        lock(&self.scrubs.records).remove(&number);
+    pub fn forget(&self, number: u32) {
+        self.cancel(number);
+        lock(&self.records).remove(&number);
+    }
+}
+
+impl Node {
+    /// Begin to scrub a volume.
+    pub async fn scrub(&self, name: &str, request: ScrubVolume) -> Result<Volume, ApiError> {
+        let entry = self.volumes.entry(name)?;
+        let rate = match request.rate_bytes_per_s {
+            Some(0) => return Err(invalid(format!("volume {name}: the rate is at least 1"))),
+            Some(rate) => rate,
+            None => self.setup.settings_of(&entry.settings)?.scrub_rate_mib_s * MIB,
+        };
+        self.scrubs.begin(&entry, rate)?;
+        self.volume(name).await
+    }
+
+    /// End a running scrub soon.
+    pub fn cancel_scrub(&self, name: &str) -> Result<(), ApiError> {
+        let entry = self.volumes.entry(name)?;
+        if self.scrubs.cancel(entry.number) {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("volume {name}: it is not being scrubbed"),
+        ))
+    }
+
+    /// Scrub the volume whose turn it is, if none is being scrubbed; called about once a second.
+    pub fn scrub_by_schedule(&self) {
+        self.scrubs.begin_by_schedule();
     }
 }
 

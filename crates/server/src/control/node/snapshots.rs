@@ -8,8 +8,9 @@
 //! 3. A clone is deleted by saying so at its place before its parent may free anything; if the place
 //!    has another owner by now, it is left alone.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdcs_api::time::unix_ms;
@@ -20,9 +21,7 @@ use hdcs_api::{
 use hdcs_backend::copying::Copying;
 use hdcs_backend::memory::{Kind, ObjectMemory};
 use hdcs_backend::url::{BackendUrl, file_url};
-use hdcs_backend::{
-    BackendError, CloneOrigin, SnapshotCommand, SnapshotStore, StoredClone, StoredSnapshots,
-};
+use hdcs_backend::{BackendError, CloneOrigin, SnapshotCommand, SnapshotStore, StoredSnapshots};
 use hdcs_core::objects::io::{SnapshotError, SnapshotName};
 use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
@@ -30,12 +29,16 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::encryption::key_place;
+use super::flush::Flushes;
 use super::memory::short;
+use super::volumes::Volumes;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, at_volume, beside,
-    failed, find, in_time, invalid, lock, lost, parse_name,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, beside, failed, find,
+    in_time, invalid, lock, lost, parse_name,
 };
-use crate::catalogue::{Entry, Found, StagedData, VolumeName};
+use crate::catalogue::{Entry, StagedData, VolumeName};
+use crate::control::link::Link;
+use crate::data_dir::Layout;
 use crate::shard::command::{Command, SnapshotFailure, VolumeReport};
 
 /// How often it is looked whether a copy moves.
@@ -74,6 +77,111 @@ struct Looked {
     is_objects: bool,
 }
 
+impl Looked {
+    /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
+    async fn at(entry: &Entry, layout: &Layout) -> Result<Option<Self>, BackendError> {
+        let url = entry.backend_url(layout);
+        let looked = tokio::task::spawn_blocking(move || {
+            let place = BackendUrl::parse(&url)?.place;
+            match place.snapshot_store() {
+                None => Ok(None),
+                Some(store) => match store.kept()? {
+                    Some(kept) => Ok(Some(Self {
+                        kept,
+                        // Whoever copies finds out; a full file system must not stand against a deletion.
+                        copy_bytes: store.copy_bytes().unwrap_or_default(),
+                        is_objects: store.is_objects(),
+                    })),
+                    None => Err(BackendError::Absent(place.name())),
+                },
+            }
+        });
+        looked
+            .await
+            .unwrap_or_else(|error| Err(BackendError::Refused(error.to_string())))
+    }
+
+    /// The same for somebody who asks for snapshots.
+    async fn at_or_refuse(entry: &Entry, layout: &Layout) -> Result<Self, ApiError> {
+        let name = &entry.name;
+        let kept = Self::at(entry, layout).await.map_err(|error| {
+            let kind = if error.is_unreachable() {
+                ErrorKind::Unavailable
+            } else {
+                ErrorKind::Failed
+            };
+            ApiError::new(kind, format!("volume {name}: {error}"))
+        })?;
+        let looked = kept.ok_or_else(|| invalid(instead(entry, layout)))?;
+        let place = entry.backend_url(layout);
+        let identity = entry.backend_identity.as_deref();
+        let refused = looked.kept.refuse_other(&place, identity);
+        refused.map_err(|error| {
+            ApiError::new(ErrorKind::Conflict, format!("volume {name}: {error}"))
+        })?;
+        Ok(looked)
+    }
+}
+
+/// Why a backend has no snapshots, and what to do instead.
+fn instead(entry: &Entry, layout: &Layout) -> String {
+    let (name, url) = (&entry.name, entry.backend_url(layout));
+    let place = url.split('?').next().unwrap_or(&url);
+    match place.split_once(':') {
+        Some(("rbd", image)) if entry.is_read_only() => format!(
+            "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
+             {image} POOL/NEW`"
+        ),
+        Some(("file", path)) if entry.is_read_only() => format!(
+            "volume {name}: it is a snapshot itself, of a file; for a clone run `hdcs volume clone` with \
+             the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
+        ),
+        _ => format!(
+            "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, dir:, s3: and hdfs: have: \
+             run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
+        ),
+    }
+}
+
+/// Which volume of this node is over a snapshot of another one.
+async fn volume_over(
+    entry: &Entry,
+    snapshot: &str,
+    layout: &Layout,
+    volumes: &Volumes,
+) -> Option<String> {
+    let others = volumes.entries().into_iter();
+    let others = others.map(|other| (other.name.to_string(), other.backend_url(layout)));
+    let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(layout));
+    let snapshot = snapshot.to_owned();
+    let found = in_time(ANSWER_TIME_MAX, move || {
+        let place = BackendUrl::parse(&url).ok()?.place;
+        let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
+        let over = name(&place.snapshot_store()?.snapshot_url(&url, &snapshot)?)?;
+        let mut others = others.into_iter();
+        let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
+        found.map(|(name, _)| name)
+    });
+    found.await.flatten()
+}
+
+/// What volumes over these snapshots of a volume name as their backends, where there can be any.
+async fn snapshot_urls(
+    entry: &Entry,
+    snapshots: Vec<String>,
+    layout: &Layout,
+) -> Vec<Option<String>> {
+    let url = entry.backend_url(layout);
+    let none = vec![None; snapshots.len()];
+    let found = in_time(ANSWER_TIME_MAX, move || {
+        let place = BackendUrl::parse(&url).ok()?.place;
+        let store = place.snapshot_store()?;
+        let urls = snapshots.iter().map(|one| store.snapshot_url(&url, one));
+        Some(urls.collect())
+    });
+    found.await.flatten().unwrap_or(none)
+}
+
 /// Remove what a clone that was given up has left. Nobody waits for it, not even a stop.
 pub(super) fn sweep(name: &str, url: String, key: Option<Uuid>) {
     let name = name.to_owned();
@@ -98,15 +206,48 @@ pub(super) fn sweep(name: &str, url: String, key: Option<Uuid>) {
 }
 
 /// Notes a copy for as long as it may be under way.
-struct Copied<'a> {
-    node: &'a Node,
+pub(super) struct Copied<'a> {
+    copies: &'a Copies,
     name: String,
     copying: Arc<Copying>,
 }
 
 impl Drop for Copied<'_> {
     fn drop(&mut self) {
-        lock(&self.node.copies).remove(&self.name);
+        lock(&self.copies.under_way).remove(&self.name);
+    }
+}
+
+/// Copies that clones have to make, by the volume that is cloned.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    under_way: Mutex<BTreeMap<String, Arc<Copying>>>,
+}
+
+impl Copies {
+    /// Note that something of a volume is being copied, so that it can be seen and cancelled.
+    fn begin(&self, name: &str, is_allowed: bool) -> Copied<'_> {
+        let copying = Arc::new(Copying::new(is_allowed));
+        lock(&self.under_way).insert(name.to_owned(), Arc::clone(&copying));
+        Copied {
+            copies: self,
+            name: name.to_owned(),
+            copying,
+        }
+    }
+
+    /// Bytes that are still to be copied for a snapshot or clone of a volume.
+    pub fn left_bytes(&self, name: &str, volume: &VolumeReport) -> u64 {
+        let copies = lock(&self.under_way);
+        let for_clone = copies.get(name).map(|copying| copying.progress());
+        volume.copying.left_bytes + for_clone.unwrap_or_default().left_bytes
+    }
+
+    /// Give up what is being copied of a volume, if something is.
+    fn cancel(&self, name: &str) {
+        if let Some(copying) = lock(&self.under_way).get(name) {
+            copying.cancel();
+        }
     }
 }
 
@@ -154,109 +295,206 @@ fn explain(name: &str, failure: SnapshotFailure) -> NotKept {
     NotKept { error, is_refused }
 }
 
-impl Node {
-    /// The entry of a volume, whether it is open or not.
-    pub(super) fn known(&self, name: &str) -> Result<Entry, ApiError> {
-        match self.slot(name)?.found {
-            Found::Entry(entry) => Ok(*entry),
-            Found::Damaged(why) => Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why))),
-        }
+/// Have the shard keep or forget something.
+async fn keep(
+    name: &str,
+    number: VolumeNumber,
+    what: SnapshotCommand,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<(), NotKept> {
+    let gone = || {
+        ApiError::new(
+            ErrorKind::Unavailable,
+            "the node is stopping: try again when it runs",
+        )
+    };
+    let (answer, answered) = oneshot::channel();
+    if !link.send(Command::Snapshot(number, what, answer)) {
+        return Err(gone().into());
     }
-
-    /// What depends on a volume, as its place says; `None`: its backend has no snapshots.
-    async fn kept(&self, entry: &Entry) -> Result<Option<Looked>, BackendError> {
-        let url = entry.backend_url(&self.layout());
-        let looked = tokio::task::spawn_blocking(move || {
-            let place = BackendUrl::parse(&url)?.place;
-            match place.snapshot_store() {
-                None => Ok(None),
-                Some(store) => match store.kept()? {
-                    Some(kept) => Ok(Some(Looked {
-                        kept,
-                        // Whoever copies finds out; a full file system must not stand against a deletion.
-                        copy_bytes: store.copy_bytes().unwrap_or_default(),
-                        is_objects: store.is_objects(),
-                    })),
-                    None => Err(BackendError::Absent(place.name())),
-                },
+    let mut answered = pin!(answered);
+    if let SnapshotCommand::Snapshot { .. } = what {
+        let time = tokio::time::timeout(STOP_TIME_MAX, flushes.watch(name, number));
+        tokio::select! {
+            ended = &mut answered => {
+                return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));
             }
-        });
-        looked
-            .await
-            .unwrap_or_else(|error| Err(BackendError::Refused(error.to_string())))
-    }
-
-    /// The same for somebody who asks for snapshots.
-    async fn kept_or_refuse(&self, entry: &Entry) -> Result<Looked, ApiError> {
-        let name = &entry.name;
-        let kept = self.kept(entry).await.map_err(|error| {
-            let kind = if error.is_unreachable() {
-                ErrorKind::Unavailable
-            } else {
-                ErrorKind::Failed
-            };
-            ApiError::new(kind, format!("volume {name}: {error}"))
-        })?;
-        let looked = kept.ok_or_else(|| invalid(self.instead(entry)))?;
-        let place = entry.backend_url(&self.layout());
-        let identity = entry.backend_identity.as_deref();
-        let refused = looked.kept.refuse_other(&place, identity);
-        refused.map_err(|error| {
-            ApiError::new(ErrorKind::Conflict, format!("volume {name}: {error}"))
-        })?;
-        Ok(looked)
-    }
-
-    /// Why a backend has no snapshots, and what to do instead.
-    fn instead(&self, entry: &Entry) -> String {
-        let (name, url) = (&entry.name, entry.backend_url(&self.layout()));
-        let place = url.split('?').next().unwrap_or(&url);
-        match place.split_once(':') {
-            Some(("rbd", image)) if entry.is_read_only() => format!(
-                "volume {name}: it is a snapshot itself, of an RBD image; for a clone run `rbd clone \
-                 {image} POOL/NEW`"
-            ),
-            Some(("file", path)) if entry.is_read_only() => format!(
-                "volume {name}: it is a snapshot itself, of a file; for a clone run `hdcs volume clone` with \
-                 the volume that it is of, or `cp --reflink=auto {path} NEW` and create a volume over that"
-            ),
-            _ => format!(
-                "volume {name}: its backend {place} has no snapshots; a file has, and rbd:, dir:, s3: and hdfs: have: \
-                 run `hdcs volume flush {name}`, then snapshot the device (LVM, the array)"
-            ),
+            // A flush that is stuck is cancelled, and the snapshot with it.
+            watched = time => watched.unwrap_or(Ok(()))?,
         }
     }
-
-    /// What a clone is called: by its volume's name if that is here.
-    fn called(&self, clone: &StoredClone) -> String {
-        let entries = self.entries();
-        let mut here = entries.iter();
-        let here = here.find(|entry| entry.backend_identity.as_ref() == Some(&clone.identity));
-        here.map_or_else(|| clone.location.clone(), |entry| entry.name.to_string())
+    let mut moved = (Instant::now(), 0);
+    loop {
+        if let Ok(ended) = tokio::time::timeout(COPY_WATCH_PERIOD, &mut answered).await {
+            return ended
+                .map_err(|_| gone())?
+                .map_err(|failure| explain(name, failure));
+        }
+        let report = link.report().await?;
+        let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
+        if left != moved.1 {
+            moved = (Instant::now(), left);
+        }
+        if moved.0.elapsed() > MOVE_TIME_MAX {
+            let why = format!(
+                "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
+                 snapshot {name} --list`",
+                MOVE_TIME_MAX.as_secs()
+            );
+            return Err(ApiError::new(ErrorKind::Timeout, why).into());
+        }
     }
+}
 
-    fn called_all<'a>(&self, clones: impl IntoIterator<Item = &'a StoredClone>) -> Vec<String> {
-        clones.into_iter().map(|clone| self.called(clone)).collect()
+/// Give a clone up: from then on it cannot be opened, and its parent may free what it needed.
+/// False: another node has it by now, so nothing was done.
+pub(super) async fn give_up_clone(
+    name: &str,
+    number: VolumeNumber,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<bool, NotKept> {
+    let Err(error) = keep(name, number, SnapshotCommand::GiveUp, link, flushes).await else {
+        return Ok(true);
+    };
+    let report = link.report().await?;
+    let store = find(&report, number).and_then(|volume| volume.store.as_ref());
+    if store.is_some_and(|store| store.is_lost) {
+        return Ok(false);
     }
+    Err(error)
+}
 
+/// Make a snapshot of an open volume; when that was.
+async fn make(
+    name: &str,
+    entry: &Entry,
+    snapshot: SnapshotName,
+    copy: bool,
+    link: &Link,
+    flushes: &Flushes,
+) -> Result<u64, ApiError> {
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    if let Some(lost) = volume.and_then(lost) {
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: a snapshot or clone would show older data where {lost}: write over them first"
+            ),
+        ));
+    }
+    let made_ms = unix_ms();
+    let what = SnapshotCommand::Snapshot {
+        name: snapshot,
+        made_ms,
+        copy,
+    };
+    keep(name, VolumeNumber(entry.number), what, link, flushes).await?;
+    Ok(made_ms)
+}
+
+/// Whether a volume that is to be deleted is a clone, which is then given up; refused if anything
+/// depends on the volume.
+pub(super) async fn is_free_clone(
+    name: &str,
+    entry: &Entry,
+    options: &DeleteOptions,
+    layout: &Layout,
+    link: &Link,
+    volumes: &Volumes,
+) -> Result<bool, ApiError> {
+    // An image stays with its snapshots, unless it is in the volume's directory.
+    let place = entry.backend.as_deref().map(BackendUrl::parse);
+    let is_image = place.is_some_and(|url| {
+        let is_objects = url.map(|url| {
+            url.place
+                .snapshot_store()
+                .is_some_and(SnapshotStore::is_objects)
+        });
+        !is_objects.unwrap_or(true)
+    });
+    if options.keep_data || is_image {
+        return Ok(false);
+    }
+    let conflict = |what: String| {
+        let what = format!("volume {name}: {what}");
+        Err(ApiError::new(ErrorKind::Conflict, what))
+    };
+    let report = link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    let store = volume.and_then(|volume| volume.store.as_ref());
+    if store.is_some_and(|store| store.is_lost) {
+        // Another node has it now, and everything that depends on it.
+        return Ok(false);
+    }
+    let kept = match Looked::at(entry, layout).await {
+        Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
+        Ok(Some(looked)) => looked.kept,
+        Err(error) if options.discard_dirty => {
+            tracing::warn!(
+                "volume {name} is deleted although nobody knows what depends on it: {error}"
+            );
+            return Ok(false);
+        }
+        Err(error) => {
+            return conflict(format!(
+                "whether it has snapshots or clones cannot be seen: {error}: put that right, or \
+                 leave all that is there as it is with --keep-data"
+            ));
+        }
+    };
+    let identity = entry.backend_identity.as_ref();
+    if identity.is_some_and(|identity| *identity != kept.identity) || kept.is_gone {
+        return Ok(false);
+    }
+    let clones = volumes.called_all(kept.all_clones());
+    if !clones.is_empty() {
+        return conflict(format!(
+            "it has clones, which need its objects: {}: delete them first, or let the node forget it \
+             and leave its objects there with --keep-data",
+            clones.join(", ")
+        ));
+    }
+    if !kept.snapshots.is_empty() {
+        let names = kept.snapshots.iter().map(|snapshot| &*snapshot.name);
+        return conflict(format!(
+            "it has snapshots: {}: delete them first, or let the node forget it and leave all its \
+             objects there with --keep-data",
+            names.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let is_open = volume.is_some_and(|volume| volume.phase == Phase::Open);
+    if kept.is_clone && !is_open {
+        return conflict(
+            "it is a clone and not open, so its parent would keep what it needs for ever: put it \
+             right and open it, or leave it there as it is with --keep-data"
+                .to_owned(),
+        );
+    }
+    Ok(kept.is_clone)
+}
+
+impl Node {
     /// The snapshots and clones of a volume.
     pub async fn snapshots(&self, name: &str) -> Result<Snapshots, ApiError> {
-        let entry = self.known(name)?;
+        let entry = self.volumes.known(name)?;
         let Looked {
             kept, copy_bytes, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         let names = kept.snapshots.iter().map(|one| one.name.clone());
-        let urls = self.snapshot_urls(&entry, names.collect()).await;
+        let urls = snapshot_urls(&entry, names.collect(), self.setup.layout()).await;
         let snapshots = kept.snapshots.iter().zip(urls);
         let snapshots = snapshots.map(|(snapshot, backend)| Snapshot {
             name: snapshot.name.clone(),
             made_ms: snapshot.made_ms,
-            clones: self.called_all(&snapshot.clones),
+            clones: self.volumes.called_all(&snapshot.clones),
             backend,
         });
         Ok(Snapshots {
             snapshots: snapshots.collect(),
-            clones: self.called_all(&kept.clones),
+            clones: self.volumes.called_all(&kept.clones),
             copy_bytes,
         })
     }
@@ -268,13 +506,13 @@ impl Node {
         request: MakeSnapshot,
     ) -> Result<Snapshot, ApiError> {
         let snapshot = parse_snapshot(&request.name)?;
-        let _busy = self.begin(name, "snapshotted")?;
-        let entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "snapshotted")?;
+        let entry = self.volumes.entry(name)?;
         let Looked {
             kept,
             copy_bytes,
             is_objects,
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         if kept.snapshots.iter().any(|kept| kept.name == request.name) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
@@ -292,9 +530,17 @@ impl Node {
             )));
         }
         refuse_copy(name, copy_bytes, request.copy)?;
-        let made_ms = self.make(name, &entry, snapshot, request.copy).await?;
+        let made_ms = make(
+            name,
+            &entry,
+            snapshot,
+            request.copy,
+            &self.link,
+            &self.flushes,
+        )
+        .await?;
         tracing::info!("volume {name}: snapshot {} was made", request.name);
-        let urls = self.snapshot_urls(&entry, vec![request.name.clone()]);
+        let urls = snapshot_urls(&entry, vec![request.name.clone()], self.setup.layout());
         Ok(Snapshot {
             backend: urls.await.pop().flatten(),
             name: request.name,
@@ -303,42 +549,14 @@ impl Node {
         })
     }
 
-    /// Make a snapshot of an open volume; when that was.
-    async fn make(
-        &self,
-        name: &str,
-        entry: &Entry,
-        snapshot: SnapshotName,
-        copy: bool,
-    ) -> Result<u64, ApiError> {
-        let report = self.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        if let Some(lost) = volume.and_then(lost) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: a snapshot or clone would show older data where {lost}: write over them first"
-                ),
-            ));
-        }
-        let made_ms = unix_ms();
-        let keep = SnapshotCommand::Snapshot {
-            name: snapshot,
-            made_ms,
-            copy,
-        };
-        self.keep(name, VolumeNumber(entry.number), keep).await?;
-        Ok(made_ms)
-    }
-
     /// Delete a snapshot.
     pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<(), ApiError> {
         let wanted = parse_snapshot(snapshot)?;
-        let _busy = self.begin(name, "changed")?;
-        let entry = self.entry(name)?;
+        let _busy = self.volumes.begin(name, "changed")?;
+        let entry = self.volumes.entry(name)?;
         let Looked {
             kept, is_objects, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         let found = kept.snapshots.iter().find(|kept| kept.name == snapshot);
         let Some(found) = found else {
             return Err(ApiError::new(
@@ -350,7 +568,7 @@ impl Node {
             ));
         };
         if !found.clones.is_empty() {
-            let clones = self.called_all(&found.clones).join(", ");
+            let clones = self.volumes.called_all(&found.clones).join(", ");
             // The image of a deleted volume stays.
             let how = if is_objects {
                 ""
@@ -369,7 +587,8 @@ impl Node {
             let what = format!("volume {name}: snapshot {snapshot}: {why}");
             return Err(ApiError::new(ErrorKind::Conflict, what));
         }
-        if let Some(other) = self.volume_over(&entry, snapshot).await {
+        if let Some(other) = volume_over(&entry, snapshot, self.setup.layout(), &self.volumes).await
+        {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
@@ -377,8 +596,15 @@ impl Node {
                 ),
             ));
         }
-        let keep = SnapshotCommand::Forget { name: wanted };
-        self.keep(name, VolumeNumber(entry.number), keep).await?;
+        let what = SnapshotCommand::Forget { name: wanted };
+        keep(
+            name,
+            VolumeNumber(entry.number),
+            what,
+            &self.link,
+            &self.flushes,
+        )
+        .await?;
         tracing::info!("volume {name}: snapshot {snapshot} was deleted");
         Ok(())
     }
@@ -392,14 +618,14 @@ impl Node {
         } = request;
         let wanted = snapshot.as_deref().map(parse_snapshot).transpose()?;
         let new = parse_name(&clone.name)?;
-        let _busy = self.begin(name, "cloned")?;
+        let _busy = self.volumes.begin(name, "cloned")?;
         let entry = match wanted {
-            Some(_) => self.known(name)?,
-            None => self.entry(name)?,
+            Some(_) => self.volumes.known(name)?,
+            None => self.volumes.entry(name)?,
         };
         let Looked {
             kept, copy_bytes, ..
-        } = self.kept_or_refuse(&entry).await?;
+        } = Looked::at_or_refuse(&entry, self.setup.layout()).await?;
         if let Some(wanted) = wanted
             && !kept
                 .snapshots
@@ -424,13 +650,13 @@ impl Node {
                 "volume {new}: a clone has the size of its snapshot: leave the size out, and resize it"
             )));
         }
-        if lock(&self.slots).contains_key(new.as_str()) {
+        if self.volumes.has(new.as_str()) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("volume {new}: it exists already: choose another name"),
             ));
         }
-        let parent = entry.backend_url(&self.layout());
+        let parent = entry.backend_url(self.setup.layout());
         if let Some(url) = &clone.backend {
             check_clone_place(&new, url, &parent)?;
         }
@@ -457,19 +683,19 @@ impl Node {
             wanted
         } else {
             let own = parse_snapshot(&format!("clone-{}", Uuid::new_v4()))?;
-            self.make(name, &entry, own, copy).await?;
+            make(name, &entry, own, copy, &self.link, &self.flushes).await?;
             own
         };
         // What makes it ends before it is opened.
-        let memory = self.needs_of(&entry).kind == Kind::Objects;
-        let memory = memory.then(|| self.share().reserve(ObjectMemory::least().parts()));
+        let memory = self.setup.needs_of(&entry).kind == Kind::Objects;
+        let memory = memory.then(|| self.memories.lease(ObjectMemory::least().parts()));
         let memory = memory
             .transpose()
             .map_err(|shortage| short(&new, &shortage))?;
-        let (place, layout) = (clone.backend.clone(), self.layout());
+        let (place, layout) = (clone.backend.clone(), self.setup.layout().clone());
         let key = entry.encryption.clone().map(|encryption| encryption.key);
         let identity = entry.backend_identity.clone();
-        let copied = self.begin_copy(name, copy);
+        let copied = self.copies.begin(name, copy);
         let copying = Arc::clone(&copied.copying);
         let made = tokio::task::spawn_blocking(move || {
             let _memory = memory;
@@ -498,8 +724,15 @@ impl Node {
         drop(copied);
         if wanted.is_none() {
             // The clone has said what it needs; if there is none, nobody needs it.
-            let keep = SnapshotCommand::Forget { name: begins_with };
-            let forgotten = self.keep(name, VolumeNumber(entry.number), keep).await;
+            let what = SnapshotCommand::Forget { name: begins_with };
+            let forgotten = keep(
+                name,
+                VolumeNumber(entry.number),
+                what,
+                &self.link,
+                &self.flushes,
+            )
+            .await;
             if let Err(error) = forgotten {
                 tracing::warn!(
                     "{}: delete the snapshot {} of it when you can",
@@ -537,212 +770,14 @@ impl Node {
         Ok(created)
     }
 
-    /// Whether a volume that is to be deleted is a clone, which is then given up; refused if anything
-    /// depends on the volume.
-    pub(super) async fn is_free_clone(
-        &self,
-        name: &str,
-        entry: &Entry,
-        options: &DeleteOptions,
-    ) -> Result<bool, ApiError> {
-        // An image stays with its snapshots, unless it is in the volume's directory.
-        let place = entry.backend.as_deref().map(BackendUrl::parse);
-        let is_image = place.is_some_and(|url| {
-            let is_objects = url.map(|url| {
-                url.place
-                    .snapshot_store()
-                    .is_some_and(SnapshotStore::is_objects)
-            });
-            !is_objects.unwrap_or(true)
-        });
-        if options.keep_data || is_image {
-            return Ok(false);
-        }
-        let conflict = |what: String| {
-            let what = format!("volume {name}: {what}");
-            Err(ApiError::new(ErrorKind::Conflict, what))
-        };
-        let report = self.report().await?;
-        let volume = find(&report, VolumeNumber(entry.number));
-        let store = volume.and_then(|volume| volume.store.as_ref());
-        if store.is_some_and(|store| store.is_lost) {
-            // Another node has it now, and everything that depends on it.
-            return Ok(false);
-        }
-        let kept = match self.kept(entry).await {
-            Ok(None) | Err(BackendError::Absent(_)) => return Ok(false),
-            Ok(Some(looked)) => looked.kept,
-            Err(error) if options.discard_dirty => {
-                tracing::warn!(
-                    "volume {name} is deleted although nobody knows what depends on it: {error}"
-                );
-                return Ok(false);
-            }
-            Err(error) => {
-                return conflict(format!(
-                    "whether it has snapshots or clones cannot be seen: {error}: put that right, or \
-                     leave all that is there as it is with --keep-data"
-                ));
-            }
-        };
-        let identity = entry.backend_identity.as_ref();
-        if identity.is_some_and(|identity| *identity != kept.identity) || kept.is_gone {
-            return Ok(false);
-        }
-        let clones = self.called_all(kept.all_clones());
-        if !clones.is_empty() {
-            return conflict(format!(
-                "it has clones, which need its objects: {}: delete them first, or let the node forget it \
-                 and leave its objects there with --keep-data",
-                clones.join(", ")
-            ));
-        }
-        if !kept.snapshots.is_empty() {
-            let names = kept.snapshots.iter().map(|snapshot| &*snapshot.name);
-            return conflict(format!(
-                "it has snapshots: {}: delete them first, or let the node forget it and leave all its \
-                 objects there with --keep-data",
-                names.collect::<Vec<_>>().join(", ")
-            ));
-        }
-        let is_open = volume.is_some_and(|volume| volume.phase == Phase::Open);
-        if kept.is_clone && !is_open {
-            return conflict(
-                "it is a clone and not open, so its parent would keep what it needs for ever: put it \
-                 right and open it, or leave it there as it is with --keep-data"
-                    .to_owned(),
-            );
-        }
-        Ok(kept.is_clone)
-    }
-
-    /// Give a clone up: from then on it cannot be opened, and its parent may free what it needed.
-    /// False: another node has it by now, so nothing was done.
-    pub(super) async fn give_up_clone(
-        &self,
-        name: &str,
-        number: VolumeNumber,
-    ) -> Result<bool, NotKept> {
-        let Err(error) = self.keep(name, number, SnapshotCommand::GiveUp).await else {
-            return Ok(true);
-        };
-        let report = self.report().await?;
-        let store = find(&report, number).and_then(|volume| volume.store.as_ref());
-        if store.is_some_and(|store| store.is_lost) {
-            return Ok(false);
-        }
-        Err(error)
-    }
-
-    /// Which volume of this node is over a snapshot of another one.
-    async fn volume_over(&self, entry: &Entry, snapshot: &str) -> Option<String> {
-        let layout = self.layout();
-        let others = self.entries().into_iter();
-        let others = others.map(|other| (other.name.to_string(), other.backend_url(&layout)));
-        let (others, url) = (others.collect::<Vec<_>>(), entry.backend_url(&layout));
-        let snapshot = snapshot.to_owned();
-        let found = in_time(ANSWER_TIME_MAX, move || {
-            let place = BackendUrl::parse(&url).ok()?.place;
-            let name = |url: &str| BackendUrl::parse(url).ok().map(|url| url.place.name());
-            let over = name(&place.snapshot_store()?.snapshot_url(&url, &snapshot)?)?;
-            let mut others = others.into_iter();
-            let found = others.find(|(_, url)| name(url).as_ref() == Some(&over));
-            found.map(|(name, _)| name)
-        });
-        found.await.flatten()
-    }
-
-    /// What volumes over these snapshots of a volume name as their backends, where there can be any.
-    async fn snapshot_urls(&self, entry: &Entry, snapshots: Vec<String>) -> Vec<Option<String>> {
-        let url = entry.backend_url(&self.layout());
-        let none = vec![None; snapshots.len()];
-        let found = in_time(ANSWER_TIME_MAX, move || {
-            let place = BackendUrl::parse(&url).ok()?.place;
-            let store = place.snapshot_store()?;
-            let urls = snapshots.iter().map(|one| store.snapshot_url(&url, one));
-            Some(urls.collect())
-        });
-        found.await.flatten().unwrap_or(none)
-    }
-
     /// Give up the snapshot or clone of a volume that is being made.
     pub async fn cancel_copy(&self, name: &str) -> Result<(), ApiError> {
-        if let Some(copying) = lock(&self.copies).get(name) {
-            copying.cancel();
-        }
-        let number = VolumeNumber(self.entry(name)?.number);
-        self.command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
-            Command::CancelSnapshot(number, answer)
-        })
-        .await
-    }
-
-    /// Note that something of a volume is being copied, so that it can be seen and cancelled.
-    fn begin_copy(&self, name: &str, is_allowed: bool) -> Copied<'_> {
-        let copying = Arc::new(Copying::new(is_allowed));
-        lock(&self.copies).insert(name.to_owned(), Arc::clone(&copying));
-        Copied {
-            node: self,
-            name: name.to_owned(),
-            copying,
-        }
-    }
-
-    /// Bytes that are still to be copied for a snapshot or clone of a volume.
-    pub(super) fn copy_left(&self, name: &str, volume: &VolumeReport) -> u64 {
-        let copies = lock(&self.copies);
-        let for_clone = copies.get(name).map(|copying| copying.progress());
-        volume.copying.left_bytes + for_clone.unwrap_or_default().left_bytes
-    }
-
-    /// Have the shard keep or forget something.
-    async fn keep(
-        &self,
-        name: &str,
-        number: VolumeNumber,
-        keep: SnapshotCommand,
-    ) -> Result<(), NotKept> {
-        let gone = || {
-            ApiError::new(
-                ErrorKind::Unavailable,
-                "the node is stopping: try again when it runs",
-            )
-        };
-        let (answer, answered) = oneshot::channel();
-        if !self.path.send(Command::Snapshot(number, keep, answer)) {
-            return Err(gone().into());
-        }
-        let mut answered = pin!(answered);
-        if let SnapshotCommand::Snapshot { .. } = keep {
-            let time = tokio::time::timeout(STOP_TIME_MAX, self.watch_destage(name, number));
-            tokio::select! {
-                ended = &mut answered => {
-                    return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));
-                }
-                // A flush that is stuck is cancelled, and the snapshot with it.
-                flushed = time => flushed.unwrap_or(Ok(()))?,
-            }
-        }
-        let mut moved = (Instant::now(), 0);
-        loop {
-            if let Ok(ended) = tokio::time::timeout(COPY_WATCH_PERIOD, &mut answered).await {
-                return ended
-                    .map_err(|_| gone())?
-                    .map_err(|failure| explain(name, failure));
-            }
-            let report = self.report().await?;
-            let left = find(&report, number).map_or(0, |v| v.copying.left_bytes);
-            if left != moved.1 {
-                moved = (Instant::now(), left);
-            }
-            if moved.0.elapsed() > MOVE_TIME_MAX {
-                let why = format!(
-                    "volume {name}: its backend has not answered for {} s: it goes on; see `hdcs volume \
-                     snapshot {name} --list`",
-                    MOVE_TIME_MAX.as_secs()
-                );
-                return Err(ApiError::new(ErrorKind::Timeout, why).into());
-            }
-        }
+        self.copies.cancel(name);
+        let number = VolumeNumber(self.volumes.entry(name)?.number);
+        self.link
+            .command(name, "giving up its snapshot", COMMAND_TIME_MAX, |answer| {
+                Command::CancelSnapshot(number, answer)
+            })
+            .await
     }
 }
