@@ -587,6 +587,9 @@ pub struct HomeCounters {
     pub tiered_bytes: u64,
     /// What the last try failed with, if it failed.
     pub trouble: Option<String>,
+    /// What the local store itself failed with: nothing is tiered out any more.
+    #[serde(default)]
+    pub failed: Option<String>,
     /// Bytes of data written to the local store.
     pub data_written_bytes: u64,
     /// Bytes of its map written.

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use hdcs_api::Volume;
+use hdcs_api::{Counters, Volume};
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
@@ -107,7 +107,11 @@ async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> R
                 "flush has ended: volume {name}: it is not open any more: see `hdcs volume show {name}`"
             )));
         }
-        if volume.state == "error" {
+        let has_failed = |counters: &Counters| {
+            let local = counters.home.as_ref();
+            local.is_some_and(|local| local.failed.is_some())
+        };
+        if volume.state == "error" || volume.counters.as_ref().is_some_and(has_failed) {
             let why = volume.reason.unwrap_or_default();
             return Err(Failure::failed(format!(
                 "flush has ended: volume {name}: {why}"

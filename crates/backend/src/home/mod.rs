@@ -297,7 +297,7 @@ impl LocalStoreBackend {
                 is_forged: true,
             } => {
                 return tracing::error!(
-                    "home: the sector at byte {offset} of the volume does not authenticate (byte {store_offset} of the \
+                    "local store: the sector at byte {offset} of the volume does not authenticate (byte {store_offset} of the \
                      home): somebody without the volume's key has written it: find out who can write to its medium, \
                      and write it again, or restore it from a backup"
                 );
@@ -308,7 +308,7 @@ impl LocalStoreBackend {
                 is_forged: false,
             } => {
                 return tracing::error!(
-                    "home: the sector at byte {offset} of the volume does not match its checksum (byte {store_offset} \
+                    "local store: the sector at byte {offset} of the volume does not match its checksum (byte {store_offset} \
                      of the home): write it again, or restore it from a backup"
                 );
             }

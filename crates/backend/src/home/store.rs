@@ -53,7 +53,7 @@ pub enum StoreError {
     },
     /// The checksum of a part of its map is right, and nobody who has the key has written it.
     #[error(
-        "home: {}: its {part} does not authenticate: somebody without the volume's key has written it: find out who can \
+        "local store: {}: its {part} does not authenticate: somebody without the volume's key has written it: find out who can \
          write to its medium; put the local store back that was there, or restore it from a backup", path.display()
     )]
     Forged {

@@ -65,16 +65,6 @@ pub enum Trouble {
     BackendReads(IoError),
 }
 
-impl Trouble {
-    /// Whether the log is not emptied while this lasts.
-    pub const fn is_stuck_log(self) -> bool {
-        matches!(
-            self,
-            Self::Fenced | Self::LogCorrupt | Self::LogFailed | Self::LogSilent
-        )
-    }
-}
-
 /// A backend that fails.
 #[derive(Clone, Copy, Debug)]
 struct Failing {

@@ -651,6 +651,18 @@ impl Volume {
         }
     }
 
+    /// Whether destage has done what it can do with what the log holds, and more may be left.
+    fn is_stuck(&self) -> bool {
+        let log = self.log.get();
+        let destage = self.destaging.is_stuck(&self.config, &self.damage, log);
+        self.log.has_failed() || destage || self.port.is_fenced()
+    }
+
+    /// Of an open volume: whether what is left in the log is not destaged, or not before its device answers again.
+    pub fn log_is_stuck(&self) -> bool {
+        self.is_stuck() || self.health.log_is_silent()
+    }
+
     fn begin_close(&mut self, cx: &mut Context<'_>) {
         self.phase = Phase::Closing;
         self.writes
@@ -660,8 +672,7 @@ impl Volume {
     }
 
     fn finish_close(&mut self, cx: &mut Context<'_>) {
-        let is_stuck = (self.destaging).is_stuck(&self.config, &self.damage, self.log.get());
-        let stuck = self.log.has_failed() || is_stuck || self.port.is_fenced();
+        let stuck = self.is_stuck();
         if self.log.has_failed() && self.port.awaits_nothing() {
             // What is not durable keeps its memory, which may be all that there is.
             let (reads, mut from) = self.read_side();

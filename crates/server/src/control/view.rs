@@ -87,13 +87,13 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
     let home = report.home?;
     if let Some(error) = home.failed {
         return Some(format!(
-            "home: its map or a flush failed ({error}): data is kept in the write log; put the store right \
+            "local store: its map or a flush failed ({error}): data is kept in the write log; put the store right \
              and restart the daemon"
         ));
     }
     if let Some(offset) = home.damaged_at {
         return Some(format!(
-            "home: {} sectors do not match their checksums and cannot be read, the first at byte {offset} of the \
+            "local store: {} sectors do not match their checksums and cannot be read, the first at byte {offset} of the \
              volume: write them again, or restore them from a backup",
             home.damaged_sectors
         ));
@@ -381,6 +381,7 @@ pub fn home(status: &hdcs_core::local::Status) -> HomeCounters {
         tiers: status.tiers,
         tiered_bytes: status.tiered_bytes,
         trouble: status.tier_trouble.map(|error| error.to_string()),
+        failed: status.failed.map(|error| error.to_string()),
         data_written_bytes: status.data_written_bytes,
         map_written_bytes: status.map_written_bytes,
         checksums_written_bytes: status.sums_written_bytes,

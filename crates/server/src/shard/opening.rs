@@ -107,12 +107,8 @@ pub fn open_files(
                 opening.done();
             }
             Step::Sync => {
-                let log = log.as_mut().expect("it is open");
-                match durability {
-                    // The measurement syncs it.
-                    None => log.measure_durability(),
-                    Some(_) => log.sync().map_err(|error| log_fails(spec, &error))?,
-                }
+                let log = log.as_ref().expect("it is open");
+                log.sync().map_err(|error| log_fails(spec, &error))?;
                 opening.done();
             }
             Step::Begin => {
@@ -120,6 +116,10 @@ pub fn open_files(
                 let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
                 let begun = spec.admission.begin(identity(), keys);
                 begun.map_err(|why| of(spec, why))?;
+                // It writes, so it comes after the look whether the opening was given up, and the device with it.
+                if durability.is_none() {
+                    log.as_mut().expect("it is open").measure_durability();
+                }
                 opening.done();
             }
             Step::Done => {

@@ -184,11 +184,11 @@ impl Served {
         }
     }
 
-    /// Whether it is to close once all is tiered out, and its log will never have it so.
+    /// Whether it is to close once all is tiered out, which its log or its local store will not have.
     pub fn is_to_close_stuck(&self) -> bool {
-        let trouble = self.volume.trouble();
+        let has_failed = || self.home().is_some_and(|local| local.failed.is_some());
         self.tier_out.is_some_and(|one| one.then_closes())
-            && trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log())
+            && (self.volume.log_is_stuck() || has_failed())
     }
 
     /// What frontends may know, if it serves.

@@ -34,11 +34,13 @@ impl Snapshotting {
 
 impl Served {
     fn snapshot_view(&self, now: Nanos) -> View {
+        let local = self.home();
+        let has_failed = local.is_some_and(|local| local.failed.is_some());
         View {
             destage_left_bytes: self.volume.stats(now).destage_all_remaining_bytes,
             under_way: self.backend.under_way(),
-            local: self.home(),
-            is_tiering_out: self.tier_out.is_some_and(|one| one.is_asked()),
+            local,
+            is_tiering_out: self.tier_out.is_some_and(|one| one.is_asked()) && !has_failed,
         }
     }
 }

@@ -14,8 +14,16 @@ impl ShardState {
     pub fn begin_tiering(&mut self, number: VolumeNumber, then_close: bool) -> Result<(), String> {
         let slot = self.open_slot(number)?;
         if let Some(served) = self.volumes.get_mut(slot)
-            && served.home().is_some()
+            && let Some(local) = served.home()
         {
+            if let Some(error) = local.failed
+                && !then_close
+            {
+                return Err(format!(
+                    "its local store failed ({error}), so nothing can be tiered out: put its device right and restart \
+                     the daemon"
+                ));
+            }
             served.tier_out = Some(TierOut::begin(then_close, served.tier_out));
         }
         self.step(slot, Event::DestageAll);
@@ -80,12 +88,11 @@ impl ShardState {
         let (Some(tier_out), Some(local)) = (&mut served.tier_out, local) else {
             return;
         };
-        let trouble = served.volume.trouble();
         let act = tier_out.go_on(&View {
             destage_left_bytes: stats.destage_all_remaining_bytes,
             log_used_blocks: stats.log_used_blocks,
             owes_flush: served.volume.owes_flush(),
-            log_is_stuck: trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log()),
+            log_is_stuck: served.volume.log_is_stuck(),
             local,
         });
         match act {

@@ -591,7 +591,7 @@ impl World {
         let Some(volume) = self.node.as_ref().and_then(|node| node.volumes.get(unit)) else {
             return Ok(());
         };
-        let (has, trouble) = (volume.stats(self.engine.now()), volume.trouble());
+        let (has, log_is_stuck) = (volume.stats(self.engine.now()), volume.log_is_stuck());
         let owes_flush = volume.owes_flush();
         let state = &mut self.units[unit];
         let (Some(tier_out), Some(local)) = (&mut state.tier_out, &state.local) else {
@@ -601,7 +601,7 @@ impl World {
             destage_left_bytes: has.destage_all_remaining_bytes,
             log_used_blocks: has.log_used_blocks,
             owes_flush,
-            log_is_stuck: trouble.is_some_and(|(trouble, _)| trouble.is_stuck_log()),
+            log_is_stuck,
             local: local.home.status(),
         });
         match act {

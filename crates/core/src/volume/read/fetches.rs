@@ -129,7 +129,7 @@ impl Reads {
         }
         let failed = data.is_none();
         // A local store refuses sectors whose destage was not flushed before a crash. The log has them again.
-        let is_excused = is_corrupt && !from.index.is_clear(whole);
+        let is_excused = is_corrupt && (fetch.stale || !from.index.is_clear(whole));
         if let Some(data) = data.filter(|_| !fetch.stale) {
             let taken = self.fill_cache(fetch.first_block, &data, fetch.fill, from, cx);
             from.port.stats.ssd_plain_bytes += taken.plain_bytes;

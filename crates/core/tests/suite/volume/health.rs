@@ -192,3 +192,18 @@ fn damage_in_the_log_does_not_keep_a_volume_from_closing() {
         world.close(destage);
     }
 }
+
+#[test]
+fn destage_that_failed_asks_for_a_poll_when_it_is_to_go_on() {
+    let mut world = World::new(Persist::OnWrite);
+    world.write(8, &[1; 4096]);
+    world.backend_silent = Some(Vec::new());
+    world.step(Event::DestageAll);
+    let token = world.backend_silent.as_mut().expect("set").remove(0);
+    answer(&mut world, token, Err(IoError::Failed));
+    let at = world.volume.next_wakeup().expect("it goes on by itself");
+    assert!(at > world.now && at <= world.now.plus(Nanos::from_millis(10_000)));
+    world.now = at;
+    world.step(Event::Poll);
+    assert_eq!(world.backend_silent.as_ref().map(Vec::len), Some(1));
+}

@@ -84,3 +84,19 @@ fn narrow_read_goes_around_a_bad_sector_that_is_dirty_in_the_log() {
     assert_eq!(world.backend_reads, [LINE, before, behind]);
     assert!(!is_cached(&world));
 }
+
+/// A local store refuses what was written before a crash and not flushed. The log has it again, so it is no damage.
+#[test]
+fn promotion_beside_a_sector_that_the_log_has_does_not_fail() {
+    let promoted = |world: &mut World| {
+        let range = SectorRange::new(80, 8);
+        let (id, request) = (RequestId(9), Request::Promote { range });
+        world.step(hdcs_core::volume::Event::Request { id, request });
+        let (_, result) = world.replies.pop().expect("it is answered");
+        result.is_ok()
+    };
+    let mut world = world();
+    assert!(!promoted(&mut world), "nobody else has the bad sector");
+    world.write(72, &[1; 4096]);
+    assert!(promoted(&mut world));
+}

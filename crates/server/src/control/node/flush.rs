@@ -109,6 +109,13 @@ impl Flushes {
             if seen.remaining_bytes == 0 {
                 return Ok(());
             }
+            if let Some(error) = volume.home.and_then(|local| local.failed) {
+                self.cancel(name).await?;
+                return Err(failed(format!(
+                    "volume {name}: its local store failed ({error}), so nothing can be tiered out: put its device \
+                     right and restart the daemon"
+                )));
+            }
             let store = volume.store.as_ref().filter(|store| store.is_lost);
             if let Some(why) = store.and_then(|store| store.trouble.clone()) {
                 self.cancel(name).await?;
