@@ -124,6 +124,8 @@ pub enum Plant {
     KeptCut,
     /// A read waits until nothing of its range is being written.
     StarvedRead,
+    /// Replies wait for as long as requests go on arriving.
+    ArrivalsFirst,
     /// A read of the log that has brought wrong bytes once does so again.
     StuckRead,
     /// Nobody watches how long a log's device takes.
@@ -195,6 +197,7 @@ impl Plant {
             | Self::UndoubtedFlush
             | Self::KeptCut
             | Self::StarvedRead
+            | Self::ArrivalsFirst
             | Self::StuckRead
             | Self::UnwatchedLog
             | Self::UntoldWaiters

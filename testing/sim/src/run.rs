@@ -39,6 +39,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::ForgottenHead) => Scenario::draw_for_damaged_ends(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
+        Some(Plant::ArrivalsFirst) => Scenario::draw_for_light_loads(seed),
         Some(
             Plant::UnwatchedLog
             | Plant::UntoldWaiters

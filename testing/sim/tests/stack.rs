@@ -26,7 +26,9 @@ fn stack_seeds_hold_and_cover() {
             && coverage.tiered_bytes > 100 << 20
             && coverage.commits > 5000
             && coverage.direct_writes > 3000
-            && coverage.ssd_hits > 10_000,
+            && coverage.ssd_hits > 10_000
+            && coverage.arrivals > 10_000
+            && coverage.arrivals_refused > 1000,
         "{coverage}"
     );
 }

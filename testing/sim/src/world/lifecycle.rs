@@ -10,10 +10,10 @@ use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
     AGE_SLACK, Action, Ask, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
-    Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenError, Owner, Phase,
-    Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit,
-    Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
-    check_trouble,
+    Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
+    Phase, Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES,
+    Unit, Violation, Volume, World, check_backend, check_bounds, check_log, check_policy,
+    check_recovery, check_trouble,
 };
 use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
@@ -151,16 +151,22 @@ impl World {
     /// Let every client send so many requests.
     pub fn give_work(&mut self, requests: u32) {
         for unit in 0..self.units.len() {
-            self.units[unit].asks_left = requests;
+            let state = &mut self.units[unit];
+            state.asks_left = requests;
+            if let Some(client) = &mut state.open_loop {
+                client.give_work(requests);
+            }
             self.engine.after(Nanos(0), Happening::Client(unit));
+            self.await_arrival(unit);
         }
     }
 
     /// Whether every client has sent everything and got every answer.
     pub fn is_idle(&self) -> bool {
-        self.units
-            .iter()
-            .all(|unit| unit.asks_left == 0 && unit.requests.is_empty())
+        self.units.iter().all(|unit| {
+            let is_done = unit.open_loop.as_ref().is_none_or(OpenClient::is_done);
+            is_done && unit.asks_left == 0 && unit.requests.is_empty()
+        })
     }
 
     /// Whether a volume serves no longer as it should, so that the node is better restarted.
@@ -396,8 +402,11 @@ impl World {
     /// Ask the node to stop.
     pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
         self.engine.note("close", [u64::from(destage), 0, 0, 0]);
-        for unit in 0..self.volumes() {
-            self.units[unit].asks_left = 0;
+        for unit in &mut self.units {
+            unit.asks_left = 0;
+            if let Some(client) = &mut unit.open_loop {
+                client.stop();
+            }
         }
         self.stop = Some(Stop::begin(self.engine.now(), destage));
         self.is_stop_held_up = false;
@@ -592,6 +601,9 @@ impl World {
             unit.scrub.forget();
             unit.starving = None;
             unit.starved.clear();
+            if let Some(client) = &mut unit.open_loop {
+                client.forget();
+            }
             unit.leave_resizing();
             unit.destage_all = None;
             unit.snapshotting = None;

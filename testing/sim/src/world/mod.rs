@@ -52,6 +52,7 @@ use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
 use local::SimulatedStore;
 use object_volume::Objects;
+use open_loops::OpenClient;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -139,6 +140,8 @@ enum Happening {
     LateBackendWrite(usize, OpId),
     LateKeep(usize),
     Client(usize),
+    /// Requests of a client that does not wait for answers.
+    Arrival(usize),
     /// Nothing; but the machines are polled.
     Tick,
     Director,
@@ -197,6 +200,8 @@ struct Unit {
     requests: Requests<Waiting>,
     workload: Workload,
     asks_left: u32,
+    /// The client beside that one that does not wait for answers.
+    open_loop: Option<OpenClient>,
     /// The client goes on when it gets an answer.
     client_waits: bool,
     /// An ask that found no buffer.
@@ -270,7 +275,7 @@ struct Unit {
     was_direct: bool,
     scrub: scrubs::Progress,
     starving: Option<starvation::Starving>,
-    /// Replies that a planted bug keeps.
+    /// Replies that planted bugs keep.
     starved: Vec<(RequestId, Result<Reply, RequestError>)>,
     /// What was hot when the node last went down.
     heat: Vec<SectorRange>,
@@ -383,6 +388,8 @@ impl World {
                     order: BackendOrder::default(),
                     requests: Requests::default(),
                     asks_left: 0,
+                    open_loop: (volume.open_loop.clone())
+                        .map(|client| OpenClient::new(client, sectors, index, seed)),
                     client_waits: false,
                     postponed: None,
                     log_trouble: false,
@@ -525,6 +532,7 @@ impl World {
                 self.check_commits(unit)
             }
             Happening::Client(unit) => self.client(unit),
+            Happening::Arrival(unit) => self.arrive(unit),
             Happening::Tick => Ok(()),
             Happening::Director => self.direct(),
             Happening::CacheIdentityRecorded => {
@@ -664,6 +672,7 @@ impl World {
             let stats = volume.stats(self.engine.now());
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
+            self.check_waits(unit)?;
             self.notice_damage(unit);
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {
@@ -816,6 +825,7 @@ mod heat;
 mod lifecycle;
 mod local;
 mod object_volume;
+mod open_loops;
 mod packed;
 mod pins;
 mod policies;
