@@ -19,6 +19,8 @@ pub enum Plant {
     FlushPastStore,
     /// A local store tiers out while its volume is opened, before the log has written again what a crash took.
     HastyTier,
+    /// After a log was lost, the local store is opened as if that were still before it.
+    StaleBefore,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
     /// A log write is said to be done when only its first half is.
@@ -215,6 +217,7 @@ impl Plant {
             | Self::FlushPastStore
             | Self::ExtentsPastStore
             | Self::HastyTier
+            | Self::StaleBefore
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

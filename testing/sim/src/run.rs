@@ -39,6 +39,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::ForgottenHead) => Scenario::draw_for_damaged_ends(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
+        Some(Plant::StaleBefore) => Scenario::draw_for_lost_logs_of_stores(seed),
         Some(Plant::ArrivalsFirst) => Scenario::draw_for_light_loads(seed),
         Some(
             Plant::UnwatchedLog
@@ -135,7 +136,7 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
     }
     if world.has_failed() {
         world.crash(false)?;
-        world.heal_logs();
+        world.heal_logs()?;
         return Ok(());
     }
     if ending == Ending::Rest && world.is_open() && !world.is_broken() {
@@ -270,7 +271,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
         }
         refusals += 1;
         world.crash(false)?;
-        if !world.heal_logs() || refusals > REFUSALS_MAX {
+        if !world.heal_logs()? || refusals > REFUSALS_MAX {
             return Err(Violation::new(
                 "open-refused",
                 "refused with nothing wrong any more",

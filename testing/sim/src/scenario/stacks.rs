@@ -20,6 +20,13 @@ impl Scenario {
         scenario
     }
 
+    /// The same in which the first volume loses its log after every ending.
+    pub fn draw_for_lost_logs_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.lost_logs = vec![true; scenario.endings.len()];
+        scenario
+    }
+
     /// A scenario of a seed in which local stores and object volumes lie below the volumes.
     pub fn draw_for_stacks(seed: u64) -> Self {
         let mut scenario = Self::draw_without_stacks(seed);
@@ -43,17 +50,10 @@ impl Scenario {
         self.calm_for_stacks();
     }
 
-    /// What does not go with that, or has a world of its own for it, does not happen.
+    /// What does not go with that does not happen.
     fn calm_for_stacks(&mut self) {
-        self.faults.backend_fence = false;
-        self.faults.log_rot = false;
-        self.faults.log_death = false;
-        self.faults.keep_one_in = 0;
-        self.faults.log_write_one_in = 0;
         self.resizes = false;
         self.shrinks = false;
-        self.origin = None;
-        self.lost_logs.clear();
     }
 }
 

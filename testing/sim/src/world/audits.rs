@@ -84,12 +84,18 @@ impl World {
         self.engine.note("log lost", [unit as u64, 0, 0, 0]);
         self.coverage.lost_logs += 1;
         let keeps_number = self.planted.strikes(Plant::KeptNumber);
+        let keeps_before = self.planted.strikes(Plant::StaleBefore);
         let lost = self.coverage.lost_logs;
         let state = &mut self.units[unit];
         state.backend.opened();
-        check_lost::give_up_log(&mut state.history, |sector| state.backend.visible(sector))?;
+        if !state.is_stacked() {
+            check_lost::give_up_log(&mut state.history, |sector| state.backend.visible(sector))?;
+        }
         if !keeps_number {
             state.config.number = NUMBERS_AFTER_LOSS + lost as u32;
+        }
+        if let Some(local) = state.local.as_mut().filter(|_| keeps_before) {
+            local.pretend(&state.log, state.kept.as_ref());
         }
         let seed = mix(self.scenario.seed ^ mix(100 + lost));
         state.log = Disk::new(state.config.log_bytes, seed);
@@ -98,6 +104,10 @@ impl World {
         let carries_mark = self.scenario.carries_mark(100 + lost);
         let first = super::forgery::first_block(&first, carries_mark, keys.as_deref());
         state.log.put(0, &first);
+        if state.is_stacked() {
+            // Which log is before it decides what a local store shows.
+            state.lose_log_of_stack()?;
+        }
         state.log_rotten = false;
         state.rotten.clear();
         state.lost.clear();

@@ -113,8 +113,14 @@ impl World {
             return;
         }
         state.fence.put_up();
+        let is_stacked = state.is_stacked();
+        if is_stacked {
+            state.take_over_stack();
+            // Until it has found out, what the other owner has removed is missed.
+            state.backend_trouble = Some(self.engine.now());
+        }
         for in_flight in self.in_flight.values_mut() {
-            if in_flight.io.backend() == Some(unit) {
+            if in_flight.io.backend() == Some(unit) && !is_stacked {
                 in_flight.fails = Some(IoError::Fenced);
             }
         }

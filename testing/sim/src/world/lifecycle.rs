@@ -218,7 +218,10 @@ impl World {
 
     /// What rots in a log that was refused is as it was again. Returns whether anything was. One that
     /// was opened stays as it is: what it lost would come back.
-    pub fn heal_logs(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// What lies below it then is no disk that the client could have seen.
+    pub fn heal_logs(&mut self) -> Result<bool, Violation> {
         let mut healed = false;
         for unit in self.units.iter_mut().filter(|unit| unit.refused) {
             healed |= std::mem::replace(&mut unit.log_rotten, unit.has_lost);
@@ -226,8 +229,9 @@ impl World {
             unit.rotten.clear();
             // What is lost of a span that reads well again is not.
             unit.lost.clear();
+            unit.reopen_stack()?;
         }
-        healed
+        Ok(healed)
     }
 
     /// Judge an opening that has just ended.
@@ -316,7 +320,7 @@ impl World {
         }
         let sound = check_log::read_sound(&state.log, state.kept.as_ref());
         let taken = sound.map_or(0, |sound| sound.entries_beyond(view.end));
-        let superblock_rots = check_log::superblock_rots(&state.log);
+        let superblock_rots = state.superblock_rotted || check_log::superblock_rots(&state.log);
         let rested = std::mem::take(&mut state.rested);
         if taken > 0 && rested && !superblock_rots {
             return Err(Violation::new(
@@ -597,13 +601,13 @@ impl World {
         for unit in &mut self.units {
             unit.requests.forget_all();
             unit.asks_left = 0;
+            if let Some(client) = &mut unit.open_loop {
+                client.forget();
+            }
             unit.postponed = None;
             unit.scrub.forget();
             unit.starving = None;
             unit.starved.clear();
-            if let Some(client) = &mut unit.open_loop {
-                client.forget();
-            }
             unit.leave_resizing();
             unit.destage_all = None;
             unit.snapshotting = None;
@@ -726,6 +730,7 @@ impl Unit {
         let log = &self.log;
         let kept = self.kept.as_ref();
         self.rot = check_log::read_log(log, kept);
+        self.superblock_rotted = check_log::superblock_rots(log);
         self.inconsistent_since = None;
         self.spoiled.clear();
         self.asked_early.clear();

@@ -65,6 +65,10 @@ pub(super) struct SimulatedStore {
     actions: Vec<StoreAction>,
     /// What the log was to write again when the volume was opened.
     unsettled: Vec<SectorRange>,
+    /// Not if nobody could say which log is before it.
+    is_open: bool,
+    /// A planted bug says that this one is.
+    pretended_log: Option<u64>,
 }
 
 impl SimulatedStore {
@@ -93,7 +97,12 @@ impl SimulatedStore {
         let image =
             image.map(|base| Backend::new(config.number, base, scenario.is_atomic, image_seed));
         Self {
-            home: open(&mut store, config.uuid, scenario, before(log, None)),
+            home: open(
+                &mut store,
+                config.uuid,
+                scenario,
+                before(log, None).expect("it was just made"),
+            ),
             volume: config.uuid,
             store,
             image,
@@ -103,12 +112,14 @@ impl SimulatedStore {
             next: 0,
             actions: Vec::new(),
             unsettled: Vec::new(),
+            is_open: true,
+            pretended_log: None,
         }
     }
 
     /// When it wants to be polled; what it does in turns takes a little time.
     pub(super) fn next_wakeup(&self, now: Nanos) -> Option<Nanos> {
-        let due = self.home.next_wakeup();
+        let due = self.home.next_wakeup().filter(|_| self.is_open);
         due.map(|due| due.max(now.plus(Nanos::from_micros(1))))
     }
 
@@ -126,15 +137,20 @@ impl SimulatedStore {
         if let Some(image) = &mut self.image {
             image.power_cut();
         }
+        self.fail_asked(IoError::Unreachable);
+    }
+
+    /// What is under way in the backend fails.
+    pub(super) fn fail_asked(&mut self, error: IoError) {
         for (_, asked, fails) in self.asked.values_mut() {
             if asked.is_of_backend() {
-                *fails = Some(IoError::Unreachable);
+                *fails = Some(error);
             }
         }
     }
 
-    /// Open it again, behind the log of a volume.
-    pub(super) fn reopen(&mut self, log: &Disk, kept: Option<&LogSuperblock>) {
+    /// Open it again, behind the log of a volume. Returns whether that says who it is: else neither is opened.
+    pub(super) fn reopen(&mut self, log: &Disk, kept: Option<&LogSuperblock>) -> bool {
         self.asked.clear();
         self.actions.clear();
         self.unsettled.clear();
@@ -145,7 +161,23 @@ impl SimulatedStore {
             image.take_commits();
         }
         let before = before(log, kept);
-        self.home = open(&mut self.store, self.volume, self.scenario, before);
+        self.is_open = before.is_some();
+        if let Some(mut before) = before {
+            before.log = self.pretended_log.unwrap_or(before.log);
+            self.home = open(&mut self.store, self.volume, self.scenario, before);
+        }
+        self.is_open
+    }
+
+    /// A planted bug opens it from now on as if this log were still before it.
+    pub(super) fn pretend(&mut self, log: &Disk, kept: Option<&LogSuperblock>) {
+        let known = check_log::newest_superblock(log, kept);
+        self.pretended_log = known.map(|superblock| superblock.log.get());
+    }
+
+    /// Whether it is open.
+    pub(super) const fn is_open(&self) -> bool {
+        self.is_open
     }
 
     /// What its backend holds durably, if that is an image.
@@ -239,13 +271,13 @@ impl SimulatedStore {
     }
 }
 
-/// The log that is before a store.
-fn before(log: &Disk, kept: Option<&LogSuperblock>) -> Before {
-    let superblock = check_log::newest_superblock(log, kept).expect("no log rots here");
-    Before {
+/// The log that is before a store, unless it has rotted where it says so.
+fn before(log: &Disk, kept: Option<&LogSuperblock>) -> Option<Before> {
+    let superblock = check_log::newest_superblock(log, kept)?;
+    Some(Before {
         log: superblock.log.get(),
         is_whole: superblock.flags.get() & LOG_UNFLUSHED == 0,
-    }
+    })
 }
 
 /// Open a store, as a node does.
@@ -370,7 +402,9 @@ impl World {
     pub(super) fn poll_stores(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
             let now = self.engine.now();
-            if let Some(local) = &mut self.units[unit].local {
+            if let Some(local) = &mut self.units[unit].local
+                && local.is_open
+            {
                 local.home.poll(now, &mut local.actions);
                 self.go_on_with_store(unit)?;
             }
@@ -491,7 +525,8 @@ impl World {
                 .backend_down
                 .filter(|&error| error != IoError::NoSpace || !matches!(asked, Asked::Read(..)));
             let failed = one_in > 0 && !quiet && random.u32(..one_in) == 0;
-            let fails = down.or(failed.then_some(IoError::Failed));
+            let fenced = state.fence.is_up().then_some(IoError::Fenced);
+            let fails = fenced.or(down).or(failed.then_some(IoError::Failed));
             if fails.is_some() {
                 state.backend_trouble = Some(self.engine.now());
             }
@@ -547,7 +582,7 @@ impl World {
         if ended == 0 {
             return Ok(());
         }
-        self.units[unit].check_below()
+        self.units[unit].note_tiered()
     }
 
     /// A planted bug tiers out while the volume is opened.

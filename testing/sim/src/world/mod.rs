@@ -189,6 +189,8 @@ struct Unit {
     /// What these have ended of what the volume asked, until it is delivered.
     ended: BTreeMap<u64, Result<Done, IoError>>,
     tier_out: Option<TierOut>,
+    /// What a volume in storage mode was, each time that its log was lost since the last tier.
+    before_losses: Vec<History>,
     backend_writes: WritesInFlight,
     backend_down: Option<IoError>,
     /// Until when it does not answer.
@@ -233,6 +235,8 @@ struct Unit {
     rotten: BTreeSet<u64>,
     /// What an independent reader made of the log when its opening began.
     rot: Option<check_log::LogView>,
+    /// One of its superblocks had rotted then, which the opening writes again.
+    superblock_rotted: bool,
     /// Sectors that are known to be lost, and that nobody has asked to write since.
     lost: BTreeSet<u64>,
     /// Sectors that somebody has asked to write in this opening before the volume was open.
@@ -361,6 +365,7 @@ impl World {
                     objects,
                     ended: BTreeMap::new(),
                     tier_out: None,
+                    before_losses: Vec::new(),
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
                         config.number,
@@ -406,6 +411,7 @@ impl World {
                     log_rotten: false,
                     rotten: BTreeSet::new(),
                     rot: None,
+                    superblock_rotted: false,
                     inconsistent_since: None,
                     lost: BTreeSet::new(),
                     asked_early: BTreeSet::new(),

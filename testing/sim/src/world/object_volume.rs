@@ -256,6 +256,14 @@ impl Objects {
         self.drive();
     }
 
+    /// Another owner opens it, too: this one finds out some time.
+    pub(super) fn take_over(&mut self) {
+        let config = (self.scenario).config(Access::Existing, self.random.u64(..));
+        let before = std::mem::replace(&mut self.machine, ObjectVolume::new(config));
+        self.drive();
+        self.machine = before;
+    }
+
     /// What the bucket holds.
     pub(super) fn contents(&self) -> Result<Vec<Content>, Violation> {
         let broken = |error: String| Violation::new("manifest-dangling", error);
@@ -322,8 +330,10 @@ impl World {
                 self.begin_for_objects(unit, token, wanted);
             }
         }
+        let is_taken_over = self.units[unit].fence.is_up();
         match self.objects(unit).machine.phase() {
             Phase::Open => Ok(()),
+            Phase::Fenced if is_taken_over => Ok(()),
             phase => Err(Violation::new(
                 "objects-lost",
                 format!("the object volume of volume {unit} is {phase:?}"),

@@ -14,8 +14,8 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
-    Action, BufMut, Completion, Content, Done, Happening, InFlight, Io, IoError, Owner, Plant,
-    SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    Action, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError, Owner,
+    Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds, check_lost,
 };
 use crate::disk::joined;
 
@@ -44,30 +44,73 @@ impl Unit {
         if let Some(objects) = &mut self.objects {
             objects.reopen();
         }
-        if let Some(local) = &mut self.local {
-            local.reopen(&self.log, self.kept.as_ref());
-        }
         self.ended.clear();
         self.tier_out = None;
+        // Where writes went past the log, its memory held what nobody had flushed.
+        self.history.loosen(true);
+        if let Some(local) = &mut self.local
+            && !local.reopen(&self.log, self.kept.as_ref())
+        {
+            self.backend.client_lost();
+            return Ok(());
+        }
         let bottom = self.bottom()?;
         let shown = match &self.local {
             Some(local) => local.shown(self.volume, &bottom)?,
             None => bottom,
         };
         self.backend.become_as(shown);
-        // Where writes went past the log, its memory held what nobody had flushed.
-        self.history.loosen(true);
         self.check_below()
+    }
+
+    /// A log that had rotted may say again who it is, which whatever lies behind it is opened with.
+    pub(super) fn reopen_stack(&mut self) -> Result<(), Violation> {
+        if self.local.is_some() {
+            self.lose_stack()?;
+        }
+        Ok(())
+    }
+
+    /// Another owner takes over what is at the bottom.
+    pub(super) fn take_over_stack(&mut self) {
+        if let Some(objects) = &mut self.objects {
+            objects.take_over();
+        }
+        if let Some(local) = &mut self.local {
+            local.fail_asked(IoError::Fenced);
+        }
     }
 
     /// What is at the bottom alone is a disk that the client could have seen, unless a tier is between two states.
     pub(super) fn check_below(&self) -> Result<(), Violation> {
-        let is_between = self.local.as_ref().is_some_and(SimulatedStore::is_between);
-        if is_between || !self.is_stacked() {
+        let local = self.local.as_ref();
+        let is_unknown = local.is_some_and(|local| local.is_between() || !local.is_open());
+        if is_unknown || !self.is_stacked() {
             return Ok(());
         }
         let bottom = self.bottom()?;
-        check_backend::check_whole(&self.history, |sector| bottom[sector as usize])
+        let of = |history: &History| {
+            check_backend::check_whole(history, |sector| bottom[sector as usize])
+        };
+        // A local store whose log was lost begins with what it has, which the bottom gets with the next tier.
+        let is_of_before = || self.before_losses.iter().any(|before| of(before).is_ok());
+        of(&self.history).or_else(|broken| if is_of_before() { Ok(()) } else { Err(broken) })
+    }
+
+    /// The log is lost, and another one is before what lies below: the volume has what that shows.
+    pub(super) fn lose_log_of_stack(&mut self) -> Result<(), Violation> {
+        self.lose_stack()?;
+        if self.local.is_some() {
+            self.before_losses.push(self.history.clone());
+        }
+        let backend = &self.backend;
+        check_lost::give_up_log(&mut self.history, |sector| backend.visible(sector))
+    }
+
+    /// A tier has ended well: what is at the bottom is of the volume as it is.
+    pub(super) fn note_tiered(&mut self) -> Result<(), Violation> {
+        self.before_losses.clear();
+        self.check_below()
     }
 }
 
@@ -87,6 +130,7 @@ impl World {
                 let range = self.backend_range("stack read", unit, offset, buf.len())?;
                 let io = Io::StackRead(unit);
                 let number = self.insert(unit, token, io, "stack read", [offset, range.count]);
+                self.count_watched(unit, range);
                 if self.planted.strikes(Plant::ReadPastStore) {
                     self.read_past_store(unit, number, range, buf);
                 } else {
