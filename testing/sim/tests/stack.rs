@@ -2,7 +2,8 @@
 
 use hdcs_sim::outcome::{self, assert_held_at_every_step};
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, run, run_stacked};
+use hdcs_sim::run::{Options, run, run_scenario, run_stacked};
+use hdcs_sim::scenario::Scenario;
 use hdcs_sim::world::Coverage;
 
 /// What replays a seed here.
@@ -33,7 +34,10 @@ fn stack_seeds_hold_and_cover() {
             && coverage.kept_superblocks > 30
             && coverage.saved_logs > 0
             && coverage.fences > 0
-            && coverage.shared_sectors > 1000,
+            && coverage.shared_sectors > 1000
+            && coverage.resizes > 100
+            && coverage.cuts > 50
+            && coverage.stores_cut > 3,
         "{coverage}"
     );
 }
@@ -97,6 +101,22 @@ fn plant_of_extents_past_the_store_is_caught() {
 fn plant_of_a_store_that_is_opened_behind_a_lost_log_is_caught() {
     let rules = ["store-damaged", "backend-not-a-prefix", "read-stale"];
     assert_caught(Plant::StaleBefore, &rules);
+}
+
+#[test]
+fn plant_of_what_is_cut_off_and_stays_is_caught() {
+    let options = Options {
+        plant: Some(Plant::KeptCut),
+        ..Options::default()
+    };
+    let violation = (0..SEEDS_MAX).find_map(|seed| {
+        let scenario = Scenario::draw_for_sizes_of_stores(seed);
+        run_scenario(&scenario, options).violation
+    });
+    assert_eq!(
+        violation.map(|violation| violation.rule),
+        Some("read-stale")
+    );
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl World {
     }
 
     /// The same without what lies beyond the end of a volume that was cut; `None` if that is all.
-    fn cut_range(
+    pub(super) fn cut_range(
         &self,
         what: &'static str,
         unit: usize,
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    fn begin_nothing(&mut self, owner: Owner, token: Token, unit: usize) {
+    pub(super) fn begin_nothing(&mut self, owner: Owner, token: Token, unit: usize) {
         let io = Io::BackendNothing(unit);
         self.begin(owner, token, io, "backend beyond", [0; 2]);
     }

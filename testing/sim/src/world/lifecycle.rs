@@ -110,6 +110,9 @@ impl World {
     /// A volume that begins to open, in a node that was started, and what it asks for first.
     fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.config_to_open(unit);
+        if let Some(local) = &mut self.units[unit].local {
+            local.begin_sizes(config.bytes);
+        }
         let inherited = self.inherited(unit);
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));

@@ -10,7 +10,10 @@ use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::local::format::{self, Layout};
 use hdcs_core::local::map::BlockState;
 use hdcs_core::local::open::{Before, Opening, Step};
-use hdcs_core::local::{Action as StoreAction, Config, Event as StoreEvent, LocalStore, Status};
+use hdcs_core::local::sizes::Sizes;
+use hdcs_core::local::{
+    Action as StoreAction, Ask as StoreAsk, Config, Event as StoreEvent, LocalStore, Status,
+};
 use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
 use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
@@ -41,12 +44,17 @@ enum Asked {
     Read(OpId, BufMut),
     Write(OpId),
     Flush(OpId),
+    StoreSize(u64),
+    Size(u64),
 }
 
 impl Asked {
     /// Whether it is asked of the backend.
     const fn is_of_backend(&self) -> bool {
-        matches!(self, Self::Read(..) | Self::Write(_) | Self::Flush(_))
+        matches!(
+            self,
+            Self::Read(..) | Self::Write(_) | Self::Flush(_) | Self::Size(_)
+        )
     }
 }
 
@@ -54,7 +62,11 @@ impl Asked {
 #[derive(Debug)]
 pub(super) struct SimulatedStore {
     volume: [u8; 16],
-    home: LocalStore,
+    pub(super) home: LocalStore,
+    /// Its size beside that of its volume,
+    pub(super) sizes: Sizes,
+    /// and what waits until it is cut to that.
+    pub(super) uncut: Vec<(Token, StoreAsk)>,
     store: Disk,
     /// The backend, if it is an image.
     image: Option<Backend>,
@@ -103,6 +115,8 @@ impl SimulatedStore {
                 scenario,
                 before(log, None).expect("it was just made"),
             ),
+            sizes: Sizes::new(config.bytes, config.bytes),
+            uncut: Vec::new(),
             volume: config.uuid,
             store,
             image,
@@ -154,6 +168,7 @@ impl SimulatedStore {
         self.asked.clear();
         self.actions.clear();
         self.unsettled.clear();
+        self.uncut.clear();
         self.store.process_kill();
         if let Some(image) = &mut self.image {
             image.client_lost();
@@ -175,6 +190,11 @@ impl SimulatedStore {
         self.pretended_log = known.map(|superblock| superblock.log.get());
     }
 
+    /// A volume of so many bytes is opened over it.
+    pub(super) fn begin_sizes(&mut self, bytes: u64) {
+        self.sizes = Sizes::new(bytes, self.home.status().bytes);
+    }
+
     /// Whether it is open.
     pub(super) const fn is_open(&self) -> bool {
         self.is_open
@@ -193,7 +213,8 @@ impl SimulatedStore {
     /// What a reader would get of each sector, of volume `number`, over a backend that shows `below`.
     pub(super) fn shown(&self, number: u32, below: &[Content]) -> Result<Vec<Content>, Violation> {
         let layout = Layout::of(false);
-        let blocks = below.len() as u64 / BLOCK_SECTORS;
+        // An interrupted change of size may have left more below it.
+        let blocks = self.home.status().bytes / BLOCK_BYTES as u64;
         let (mut block, mut bytes) = (0, vec![0; BLOCK_BYTES]);
         let mut shown = Vec::with_capacity(below.len());
         while block < blocks {
@@ -353,6 +374,11 @@ fn end_of_image(
             image.fail_flush(op);
             Err(error)
         }
+        (Asked::Size(bytes), None) => {
+            image.resize(bytes / SECTOR);
+            Ok(Done::Written)
+        }
+        (Asked::Size(_), Some(error)) => Err(error),
         (asked, _) => unreachable!("{asked:?} is of the store"),
     }
 }
@@ -405,8 +431,12 @@ impl World {
             if let Some(local) = &mut self.units[unit].local
                 && local.is_open
             {
+                let cut = local.sizes.cut();
                 local.home.poll(now, &mut local.actions);
                 self.go_on_with_store(unit)?;
+                if let Some(bytes) = cut {
+                    self.size_store(unit, bytes)?;
+                }
             }
         }
         Ok(())
@@ -429,17 +459,22 @@ impl World {
 
     fn perform_for_store(&mut self, unit: usize, action: StoreAction) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        let (number, size) = (state.volume, state.backend.sectors() * SECTOR);
+        let number = state.volume;
         let local = state.local.as_mut().expect("it is in storage mode");
+        // Objects check that themselves.
+        let size = (local.image.as_ref()).map_or(u64::MAX, |image| image.sectors() * SECTOR);
         let (token, asked) = match action {
             StoreAction::End(Completion { token, result }) => {
                 self.end_of_stack(unit, token.0, result);
                 return Ok(());
             }
             StoreAction::Verified(..) => unreachable!("nobody asks for it"),
-            StoreAction::StoreResize { .. } | StoreAction::BackendResize { .. } => {
-                unreachable!("nobody asks for another size")
+            StoreAction::StoreResize { token, bytes } => (token, Asked::StoreSize(bytes)),
+            StoreAction::BackendResize { token, bytes } if local.image.is_none() => {
+                let ask = ObjectAsk::Resize { bytes };
+                return self.submit_to_objects(unit, of_store(token), ask);
             }
+            StoreAction::BackendResize { token, bytes } => (token, Asked::Size(bytes)),
             StoreAction::Damaged { offset, .. } => {
                 let why = format!("the store of volume {unit} is damaged at byte {offset}");
                 return Err(Violation::new("store-damaged", why));
@@ -565,6 +600,10 @@ impl World {
                 Ok(Done::Written)
             }
             Asked::StoreSync => Ok(Done::Written),
+            Asked::StoreSize(bytes) => {
+                local.store.resize(bytes);
+                Ok(Done::Written)
+            }
             asked => {
                 let image = local.image.as_mut().expect("it was asked");
                 let result = end_of_image(image, asked, fails);

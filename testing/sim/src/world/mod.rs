@@ -151,6 +151,8 @@ enum Happening {
     CacheProbed,
     BackendReturns(usize),
     BackendResized(usize),
+    /// What lies below a volume has another size, or has not.
+    StackResized(usize, Result<(), IoError>),
     /// The next piece of a scrub.
     Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
@@ -547,6 +549,7 @@ impl World {
             }
             Happening::CacheProbed => self.probe_cache(),
             Happening::BackendResized(unit) => self.backend_resized(unit),
+            Happening::StackResized(unit, result) => self.stack_resized(unit, result),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
@@ -840,4 +843,5 @@ mod scrubs;
 mod silent_logs;
 mod snapshots;
 mod stack;
+mod stack_sizes;
 mod starvation;

@@ -14,13 +14,16 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
-    Action, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError, Owner,
-    Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds, check_lost,
+    Action, Buf, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError,
+    Nanos, Owner, Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    check_lost,
 };
 use crate::disk::joined;
 
 /// Marks a question about extents that a store passes on, as it is the backend that knows.
 const PASSED_ON: u64 = OF_STORE >> 1;
+/// A change of size, among what a volume asks.
+pub(super) const SIZE: u64 = PASSED_ON >> 1;
 /// Sectors of the largest volumes that are compared as a whole whenever something is looked at.
 const SMALL_SECTORS: u64 = 2048;
 
@@ -142,8 +145,16 @@ impl World {
                 offset,
                 data,
             } => {
-                let bytes = joined(&data);
-                let range = self.backend_range("stack write", unit, offset, bytes.len())?;
+                let mut data = data;
+                let mut bytes = joined(&data);
+                let Some(range) = self.cut_range("stack write", unit, offset, bytes.len())? else {
+                    self.begin_nothing(owner, token, unit);
+                    return Ok(None);
+                };
+                if range.bytes() < bytes.len() {
+                    cut(&mut data, range.bytes());
+                    bytes.truncate(range.bytes());
+                }
                 let contents = decode(self.units[unit].volume, range, &bytes)?;
                 self.check_backend_write(unit, range, &contents)?;
                 self.coverage.destaged_bytes += bytes.len() as u64;
@@ -158,7 +169,12 @@ impl World {
                 bytes,
                 unmap,
             } => {
-                let range = self.backend_range("stack zero", unit, offset, bytes as usize)?;
+                let Some(range) = self.cut_range("stack zero", unit, offset, bytes as usize)?
+                else {
+                    self.begin_nothing(owner, token, unit);
+                    return Ok(None);
+                };
+                let bytes = range.bytes() as u64;
                 let contents = vec![Content::Zero; range.count as usize];
                 self.check_backend_write(unit, range, &contents)?;
                 let op = self.units[unit].backend.submit_zero(range, unmap);
@@ -206,7 +222,11 @@ impl World {
     /// Ask what lies below the volume.
     fn submit(&mut self, unit: usize, number: u64, ask: StoreAsk) -> Result<(), Violation> {
         let token = Token(number);
-        if self.units[unit].local.is_some() {
+        if let Some(local) = &mut self.units[unit].local {
+            if local.sizes.is_uncut() {
+                local.uncut.push((token, ask));
+                return Ok(());
+            }
             return self.step_store(unit, StoreEvent::Submit { token, ask });
         }
         let ask = match ask {
@@ -283,6 +303,11 @@ impl World {
 
     /// The volume hears of it in its turn.
     pub(super) fn end_of_stack(&mut self, unit: usize, number: u64, result: Result<Done, IoError>) {
+        if number == SIZE {
+            self.engine
+                .after(Nanos(0), Happening::StackResized(unit, result.map(drop)));
+            return;
+        }
         self.units[unit].ended.insert(number, result);
         self.engine.at(self.engine.now(), Happening::Io(number));
     }
@@ -320,4 +345,16 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Leave out what lies beyond so many bytes.
+fn cut(data: &mut Vec<Buf>, mut bytes: usize) {
+    data.retain_mut(|buf| {
+        let keep = buf.len().min(bytes);
+        bytes -= keep;
+        if keep < buf.len() {
+            *buf = buf.slice(0..keep);
+        }
+        keep > 0
+    });
 }
