@@ -210,7 +210,7 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
     }
     let sizes: Vec<u64> = (0..world.units()).map(|unit| world.sectors(unit)).collect();
     for (unit, sectors) in sizes.iter().enumerate() {
-        world.set_sectors(unit, sectors.div_ceil(3))?;
+        world.resize(unit, sectors.div_ceil(3))?;
     }
     // As a node does, which is not done with a cut before the cache has forgotten durably.
     let forgotten = world.cache_barrier();
@@ -219,9 +219,9 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
         return Ok(ended);
     }
     for (unit, sectors) in sizes.into_iter().enumerate() {
-        world.set_sectors(unit, sectors)?;
+        world.resize(unit, sectors)?;
         let end = SectorRange::between(sectors.saturating_sub(64), sectors);
-        world.send(unit, Ask::Read(end))?;
+        world.ask(unit, Ask::Read(end))?;
     }
     world.run_until(|world| world.is_idle())
 }
@@ -548,7 +548,7 @@ fn read_cached(world: &mut World, unit: usize, range: SectorRange) -> Result<(),
 
 /// Send a request as soon as there is a buffer for it.
 fn send(world: &mut World, unit: usize, ask: Ask) -> Result<(), Violation> {
-    while !world.send(unit, ask)? {
+    while !world.ask(unit, ask)? {
         // Buffers come back as the machines rest.
         world.pause()?;
     }

@@ -12,6 +12,23 @@ const SETTLE_TIME: Nanos = Nanos::from_millis(2000);
 /// What lost logs begin again with: no volume of a scenario has such a number.
 const NUMBERS_AFTER_LOSS: u32 = 1000;
 
+/// What is read of a range of a backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Watched {
+    of: Option<(usize, SectorRange)>,
+    /// Sectors so far.
+    pub(super) sectors: u64,
+}
+
+impl Watched {
+    /// A volume reads so much of its backend.
+    pub(super) fn count(&mut self, unit: usize, range: SectorRange) {
+        if let Some((_, watched)) = self.of.filter(|(of, _)| *of == unit) {
+            self.sectors += range.intersect(watched).count;
+        }
+    }
+}
+
 impl World {
     /// A range of a volume that takes a small part of the SSD tier, if that serves.
     pub fn promotable(&mut self, unit: usize) -> Option<SectorRange> {
@@ -47,8 +64,10 @@ impl World {
 
     /// Count what is read of a range of a backend from now on.
     pub fn watch(&mut self, unit: usize, range: SectorRange) {
-        self.watched = Some((unit, range));
-        self.watched_sectors = 0;
+        self.watched = Watched {
+            of: Some((unit, range)),
+            sectors: 0,
+        };
     }
 
     /// Whether a block of a volume is where a promotion brings it.
@@ -64,7 +83,7 @@ impl World {
         self.coverage.promotions += 1;
         let is_cached = |block| self.is_promoted(unit, block);
         check_promotion::check_there(range, self.sectors(unit), is_cached)?;
-        check_promotion::check_effort(range, self.watched_sectors)
+        check_promotion::check_effort(range, self.watched.sectors)
     }
 
     /// What was promoted has been read, which was watched.
@@ -75,7 +94,7 @@ impl World {
         if self.scenario.faults.spoil_cache() || !is_whole {
             return Ok(());
         }
-        check_promotion::check_used(range, self.watched_sectors)
+        check_promotion::check_used(range, self.watched.sectors)
     }
 
     /// The node is down, and the log of a volume is lost: it gets a new one, with a new number, over

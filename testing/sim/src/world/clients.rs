@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::volume::{State, Trouble};
 
+use super::open_loops::LULL;
 use super::{
     Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Discard, Event,
     ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, OpenClient, Phase, Plant, ReadOp,
@@ -78,7 +79,7 @@ impl World {
     }
 
     /// Send one request; false if there is no buffer for it at present.
-    pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
+    pub fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
         let is_beside = matches!(ask, Ask::Flush)
             && self.is_flush_after_return(unit)
             && self.flushes_under_way(unit) > 0;
@@ -194,7 +195,9 @@ impl World {
         let id = state.requests.sent(engine.now(), waiting);
         self.engine
             .note(ASKS[code], [id.0, range.start, range.count, number]);
-        self.look_after_lull();
+        if self.planted.is(Plant::ArrivalsFirst) {
+            self.engine.after(LULL, Happening::Tick);
+        }
         if matches!(ask, Ask::Promote(_)) && self.planted.strikes(Plant::IdlePromotion) {
             self.replied(unit, id, Ok(Reply::Done))?;
             return Ok(true);
@@ -216,8 +219,9 @@ impl World {
             self.units[unit].starved.push((id, result));
             return Ok(());
         }
-        if self.keeps_for_arrivals(unit) {
-            self.keep_reply(unit, id, result);
+        let is_arriving = self.units[unit].is_arriving(self.engine.now());
+        if self.planted.is(Plant::ArrivalsFirst) && is_arriving {
+            self.units[unit].starved.push((id, result));
             return Ok(());
         }
         self.coverage.replies += 1;

@@ -91,7 +91,7 @@ impl World {
             Action::BackendRead { token, offset, buf } => {
                 let range = self.backend_range("backend read", unit, offset, buf.len())?;
                 let op = self.units[unit].backend.submit_read(range);
-                self.count_watched(unit, range);
+                self.watched.count(unit, range);
                 self.begin(
                     owner,
                     token,
@@ -158,13 +158,6 @@ impl World {
             // It is for local stores.
             Action::BackendUnsettled { .. } => Ok(()),
             Action::Reply { request, result } => self.replied(unit, request, result),
-        }
-    }
-
-    /// A volume reads so much of its backend.
-    pub(super) fn count_watched(&mut self, unit: usize, range: SectorRange) {
-        if let Some((_, watched)) = self.watched.filter(|(of, _)| *of == unit) {
-            self.watched_sectors += range.intersect(watched).count;
         }
     }
 

@@ -9,7 +9,7 @@ use hdcs_core::cache::Barrier;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
+    AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
     Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
     Phase, Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES,
     Unit, Violation, Volume, World, check_backend, check_bounds, check_log, check_policy,
@@ -160,7 +160,10 @@ impl World {
                 client.give_work(requests);
             }
             self.engine.after(Nanos(0), Happening::Client(unit));
-            self.await_arrival(unit);
+            let client = &mut self.units[unit].open_loop;
+            if let Some(pause) = client.as_mut().and_then(OpenClient::next_arrival) {
+                self.engine.after(pause, Happening::Arrival(unit));
+            }
         }
     }
 
@@ -658,19 +661,9 @@ impl World {
         barrier <= persisted
     }
 
-    /// Change a volume's size.
-    pub fn set_sectors(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
-        self.resize(unit, sectors)
-    }
-
     /// Whether a log has rot in it that may matter still.
     pub fn is_rotten(&self) -> bool {
         self.units.iter().any(|unit| unit.log_rotten)
-    }
-
-    /// Send one request; false if there is no buffer for it.
-    pub fn send(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
-        self.ask(unit, ask)
     }
 
     /// Let one round pass.

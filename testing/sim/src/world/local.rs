@@ -200,6 +200,16 @@ impl SimulatedStore {
         self.is_open
     }
 
+    /// It is polled, if it is open. Returns the size that it is to be asked for first of all, if there is one.
+    pub(super) fn poll(&mut self, now: Nanos) -> Option<u64> {
+        if !self.is_open {
+            return None;
+        }
+        let cut = self.sizes.cut();
+        self.home.poll(now, &mut self.actions);
+        cut
+    }
+
     /// What its backend holds durably, if that is an image.
     pub(super) fn image_contents(&self) -> Option<Vec<Content>> {
         let image = self.image.as_ref()?;
@@ -424,25 +434,7 @@ impl World {
         self.check_tier(unit, tiers)
     }
 
-    /// The stores are polled.
-    pub(super) fn poll_stores(&mut self) -> Result<(), Violation> {
-        for unit in 0..self.volumes() {
-            let now = self.engine.now();
-            if let Some(local) = &mut self.units[unit].local
-                && local.is_open
-            {
-                let cut = local.sizes.cut();
-                local.home.poll(now, &mut local.actions);
-                self.go_on_with_store(unit)?;
-                if let Some(bytes) = cut {
-                    self.size_store(unit, bytes)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
+    pub(super) fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
         while !self.units[unit].local_store().actions.is_empty() {
             for action in std::mem::take(&mut self.units[unit].local_store().actions) {
                 self.perform_for_store(unit, action)?;

@@ -50,6 +50,7 @@ use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
+use audits::Watched;
 use local::SimulatedStore;
 use object_volume::Objects;
 use open_loops::OpenClient;
@@ -319,9 +320,8 @@ pub struct World {
     rotten: BTreeMap<u64, bool>,
     pool: Rc<Pool>,
     node: Option<Node>,
-    /// Reads of this range of a backend are counted, in sectors.
-    watched: Option<(usize, SectorRange)>,
-    watched_sectors: u64,
+    /// Reads of a range of a backend are counted.
+    watched: Watched,
     planted: Planted,
     leaked: Vec<Buf>,
     cost: Cost,
@@ -469,8 +469,7 @@ impl World {
             stopped: None,
             rotten: BTreeMap::new(),
             node: None,
-            watched: None,
-            watched_sectors: 0,
+            watched: Watched::default(),
             leaked: Vec::new(),
             cost: Cost::default(),
             calm_since: None,
@@ -567,8 +566,7 @@ impl World {
         for unit in 0..self.volumes() {
             self.step_volume(unit, Event::Poll)?;
         }
-        self.poll_stores()?;
-        self.poll_objects()?;
+        self.poll_stacks()?;
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
         self.look_after_cache();
@@ -681,7 +679,9 @@ impl World {
             let stats = volume.stats(self.engine.now());
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
-            self.check_waits(unit)?;
+            if let Some(max) = self.scenario.wait_max {
+                self.units[unit].check_waits(self.engine.now(), max)?;
+            }
             self.notice_damage(unit);
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 
-use super::{Happening, Nanos, Plant, Reply, RequestError, RequestId, Violation, Workload, World};
+use super::{Happening, Nanos, RequestId, Unit, Violation, Workload, World};
 use crate::scenario::{OpenLoopScenario, Stream};
 
 /// A planted bug answers once nothing has arrived for so long.
-const LULL: Nanos = Nanos::from_millis(200);
+pub(super) const LULL: Nanos = Nanos::from_millis(200);
 
 /// A client that does not wait.
 #[derive(Debug)]
@@ -72,28 +72,20 @@ impl OpenClient {
         self.asks_left = 0;
     }
 
-    /// The time to the next arrival: as of one that remembers nothing.
-    fn next_pause(&mut self) -> Nanos {
+    /// The time to the next arrival, as of one that remembers nothing, if it is not on its way and there is something
+    /// to send.
+    pub(super) fn next_arrival(&mut self) -> Option<Nanos> {
+        if self.is_done() || self.is_coming {
+            return None;
+        }
+        self.is_coming = true;
         let mean = self.scenario.pause.0 as f64;
         let share = 1.0 - self.random.f64();
-        Nanos((-mean * share.ln()) as u64 + 1)
+        Some(Nanos((-mean * share.ln()) as u64 + 1))
     }
 }
 
 impl World {
-    /// The next arrival of a volume's client that does not wait, if that has something to send.
-    pub(super) fn await_arrival(&mut self, unit: usize) {
-        let Some(client) = &mut self.units[unit].open_loop else {
-            return;
-        };
-        if client.is_done() || client.is_coming {
-            return;
-        }
-        client.is_coming = true;
-        let pause = client.next_pause();
-        self.engine.after(pause, Happening::Arrival(unit));
-    }
-
     /// Requests arrive, unless there are too many already, no memory is left, or clients hold back.
     pub(super) fn arrive(&mut self, unit: usize) -> Result<(), Violation> {
         let Some(client) = &mut self.units[unit].open_loop else {
@@ -101,7 +93,9 @@ impl World {
         };
         client.is_coming = false;
         let burst = client.random.usize(1..=client.scenario.burst_max);
-        self.await_arrival(unit);
+        if let Some(pause) = client.next_arrival() {
+            self.engine.after(pause, Happening::Arrival(unit));
+        }
         if self.volumes() <= unit || self.units[unit].shrink.is_some() {
             return Ok(());
         }
@@ -134,48 +128,28 @@ impl World {
         }
         Ok(())
     }
+}
 
-    /// Whether a planted bug keeps a reply, as requests go on arriving.
-    pub(super) fn keeps_for_arrivals(&mut self, unit: usize) -> bool {
-        if !self.planted.is(Plant::ArrivalsFirst) || self.units[unit].requests.is_empty() {
-            return false;
-        }
-        let newest = self.units[unit].requests.newest();
-        newest.is_some_and(|since| self.engine.now().since(since) < LULL)
+impl Unit {
+    /// Whether the newest of the requests that wait has just come.
+    pub(super) fn is_arriving(&self, now: Nanos) -> bool {
+        let newest = self.requests.newest();
+        newest.is_some_and(|since| now.since(since) < LULL)
     }
 
-    /// A request was sent: what a planted bug keeps is looked at again some time after.
-    pub(super) fn look_after_lull(&mut self) {
-        if self.planted.is(Plant::ArrivalsFirst) {
-            self.engine.after(LULL, Happening::Tick);
-        }
-    }
-
-    /// Where nothing is a reason to wait for long, nobody does.
-    pub(super) fn check_waits(&self, unit: usize) -> Result<(), Violation> {
-        let Some(max) = self.scenario.wait_max else {
+    /// Nobody has waited for longer than that.
+    pub(super) fn check_waits(&self, now: Nanos, max: Nanos) -> Result<(), Violation> {
+        let Some((since, what)) = self.requests.oldest() else {
             return Ok(());
         };
-        let Some((since, what)) = self.units[unit].requests.oldest() else {
-            return Ok(());
-        };
-        let waited = self.engine.now().since(since);
+        let waited = now.since(since);
         if waited <= max {
             return Ok(());
         }
+        let volume = self.volume;
         Err(Violation::new(
             "waits-for-long",
-            format!("{what:?} of volume {unit} has waited for {waited:?} under a light load"),
+            format!("{what:?} of volume {volume} has waited for {waited:?} under a light load"),
         ))
-    }
-
-    /// A planted bug keeps a reply.
-    pub(super) fn keep_reply(
-        &mut self,
-        unit: usize,
-        id: RequestId,
-        result: Result<Reply, RequestError>,
-    ) {
-        self.units[unit].starved.push((id, result));
     }
 }

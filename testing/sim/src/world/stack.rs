@@ -133,7 +133,7 @@ impl World {
                 let range = self.backend_range("stack read", unit, offset, buf.len())?;
                 let io = Io::StackRead(unit);
                 let number = self.insert(unit, token, io, "stack read", [offset, range.count]);
-                self.count_watched(unit, range);
+                self.watched.count(unit, range);
                 if self.planted.strikes(Plant::ReadPastStore) {
                     self.read_past_store(unit, number, range, buf);
                 } else {
@@ -209,6 +209,27 @@ impl World {
             other => return Ok(Some(other)),
         }
         Ok(None)
+    }
+
+    /// The local stores are polled, then the object volumes.
+    pub(super) fn poll_stacks(&mut self) -> Result<(), Violation> {
+        let now = self.engine.now();
+        for unit in 0..self.volumes() {
+            if let Some(local) = &mut self.units[unit].local {
+                let cut = local.poll(now);
+                self.go_on_with_store(unit)?;
+                if let Some(bytes) = cut {
+                    self.size_store(unit, bytes)?;
+                }
+            }
+        }
+        for unit in 0..self.volumes() {
+            if let Some(objects) = &mut self.units[unit].objects {
+                objects.poll(now);
+                self.go_on_with_objects(unit)?;
+            }
+        }
+        Ok(())
     }
 
     /// A planted bug reads what only the backend has, whatever the store has.
