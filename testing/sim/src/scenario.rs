@@ -910,6 +910,7 @@ impl Scenario {
     #[must_use]
     pub fn shortened(mut self) -> Self {
         self.volumes.truncate(1);
+        self.origin = None;
         let volume = &mut self.volumes[0];
         let sectors = volume.base.len().min(2048);
         volume.base.truncate(sectors);

@@ -402,7 +402,7 @@ fn plant_of_a_close_that_waits_for_its_log_is_caught() {
 
 #[test]
 fn plant_of_a_log_that_is_opened_before_it_has_answered_is_caught() {
-    let overlap = [&["effect-overlap"][..], LOG_RULES].concat();
+    let overlap = [&["effect-overlap", "replay-incomplete"][..], LOG_RULES].concat();
     assert_caught(Plant::HastyReopen, &overlap);
 }
 

@@ -256,6 +256,9 @@ impl super::Unit {
     /// The volume has so many sectors from now on.
     pub(super) fn has_size(&mut self, sectors: u64) {
         self.history.resize(sectors);
+        for before in &mut self.before_losses {
+            before.resize(sectors);
+        }
         // What is cut off is zero when it is there again.
         self.lost.split_off(&sectors);
         self.order.resized(sectors);
