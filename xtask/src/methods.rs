@@ -15,7 +15,7 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "core",
         "Volume",
-        89,
+        91,
         "what is left of it leads its machines in turn; failed and silent logs, the mark of the log's end and scrubs come out next",
     ),
     (

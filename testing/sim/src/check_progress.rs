@@ -45,6 +45,16 @@ impl<T> Requests<T> {
         }
     }
 
+    /// The one that was sent last.
+    pub fn last(&self) -> RequestId {
+        RequestId(self.next)
+    }
+
+    /// When the newest of those that wait was sent.
+    pub fn newest(&self) -> Option<Nanos> {
+        self.waiting.values().next_back().map(|(since, _)| *since)
+    }
+
     /// What the sender of one that waits remembers.
     pub fn get(&self, id: RequestId) -> Option<&T> {
         self.waiting.get(&id.0).map(|(_, what)| what)

@@ -123,7 +123,7 @@ pub(crate) struct Sector {
 }
 
 /// Everything that a client did to one volume.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct History {
     pub(crate) sectors: Vec<Sector>,
     /// Write `id` is at `id`; 0 stands for the state before all writes.

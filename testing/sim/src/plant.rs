@@ -19,6 +19,8 @@ pub enum Plant {
     FlushPastStore,
     /// A local store tiers out while its volume is opened, before the log has written again what a crash took.
     HastyTier,
+    /// After a log was lost, the local store is opened as if that were still before it.
+    StaleBefore,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
     /// A log write is said to be done when only its first half is.
@@ -124,6 +126,8 @@ pub enum Plant {
     KeptCut,
     /// A read waits until nothing of its range is being written.
     StarvedRead,
+    /// Replies wait for as long as requests go on arriving.
+    ArrivalsFirst,
     /// A read of the log that has brought wrong bytes once does so again.
     StuckRead,
     /// Nobody watches how long a log's device takes.
@@ -195,6 +199,7 @@ impl Plant {
             | Self::UndoubtedFlush
             | Self::KeptCut
             | Self::StarvedRead
+            | Self::ArrivalsFirst
             | Self::StuckRead
             | Self::UnwatchedLog
             | Self::UntoldWaiters
@@ -212,6 +217,7 @@ impl Plant {
             | Self::FlushPastStore
             | Self::ExtentsPastStore
             | Self::HastyTier
+            | Self::StaleBefore
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

@@ -39,6 +39,8 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         Some(Plant::ForgottenHead) => Scenario::draw_for_damaged_ends(seed),
         Some(Plant::StuckReplay) => Scenario::draw_for_spoiled_replays(seed),
         Some(Plant::StarvedRead) => Scenario::draw_for_hot_blocks(seed),
+        Some(Plant::StaleBefore) => Scenario::draw_for_lost_logs_of_stores(seed),
+        Some(Plant::ArrivalsFirst) => Scenario::draw_for_light_loads(seed),
         Some(
             Plant::UnwatchedLog
             | Plant::UntoldWaiters
@@ -134,7 +136,7 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
     }
     if world.has_failed() {
         world.crash(false)?;
-        world.heal_logs();
+        world.heal_logs()?;
         return Ok(());
     }
     if ending == Ending::Rest && world.is_open() && !world.is_broken() {
@@ -208,7 +210,7 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
     }
     let sizes: Vec<u64> = (0..world.units()).map(|unit| world.sectors(unit)).collect();
     for (unit, sectors) in sizes.iter().enumerate() {
-        world.set_sectors(unit, sectors.div_ceil(3))?;
+        world.resize(unit, sectors.div_ceil(3))?;
     }
     // As a node does, which is not done with a cut before the cache has forgotten durably.
     let forgotten = world.cache_barrier();
@@ -217,9 +219,9 @@ fn shrink(world: &mut World) -> Result<Ended, Violation> {
         return Ok(ended);
     }
     for (unit, sectors) in sizes.into_iter().enumerate() {
-        world.set_sectors(unit, sectors)?;
+        world.resize(unit, sectors)?;
         let end = SectorRange::between(sectors.saturating_sub(64), sectors);
-        world.send(unit, Ask::Read(end))?;
+        world.ask(unit, Ask::Read(end))?;
     }
     world.run_until(|world| world.is_idle())
 }
@@ -269,7 +271,7 @@ fn finish(world: &mut World) -> Result<(), Violation> {
         }
         refusals += 1;
         world.crash(false)?;
-        if !world.heal_logs() || refusals > REFUSALS_MAX {
+        if !world.heal_logs()? || refusals > REFUSALS_MAX {
             return Err(Violation::new(
                 "open-refused",
                 "refused with nothing wrong any more",
@@ -546,7 +548,7 @@ fn read_cached(world: &mut World, unit: usize, range: SectorRange) -> Result<(),
 
 /// Send a request as soon as there is a buffer for it.
 fn send(world: &mut World, unit: usize, ask: Ask) -> Result<(), Violation> {
-    while !world.send(unit, ask)? {
+    while !world.ask(unit, ask)? {
         // Buffers come back as the machines rest.
         world.pause()?;
     }

@@ -16,100 +16,13 @@ use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 mod clones;
+mod open_loops;
 mod rots;
 mod stacks;
+mod streams;
 
-/// What a seed decides. Each has randomness of its own, so that one more decision in one place changes no other, and no
-/// two are drawn alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
-    /// Who falls silent.
-    Silence = 1,
-    /// Which logs are lost.
-    LostLogs = 2,
-    /// Whether policies change, and how volumes begin.
-    Policies = 3,
-    /// Whether the volumes are clones.
-    Clones = 4,
-    /// Whether the node crashes while writes go past the log.
-    PastLog = 5,
-    /// Whether volumes are scrubbed, and what discards do.
-    Scrubs = 6,
-    /// What is pinned.
-    Pins = 7,
-    /// Whether volumes are warmed up.
-    WarmUps = 8,
-    /// By what the cache chooses.
-    Tiering = 9,
-    /// Whether logs fail, and whether compression comes and goes.
-    FailedLogs = 12,
-    /// Whether flushes fail.
-    FailedFlushes = 13,
-    /// Whether sizes change.
-    Resizes = 14,
-    /// Whether pins change.
-    Repins = 15,
-    /// Whether compressed lines rot.
-    PackedRots = 16,
-    /// Whether the cache is filled before a scrub.
-    FillsBeforeScrub = 17,
-    /// How often reads of a log bring wrong bytes.
-    SpoiledReads = 18,
-    /// How often those for a replay do.
-    SpoiledReplays = 20,
-    /// The scenarios of damaged logs.
-    DamagedLogs = 21,
-    /// Whether logs do not answer.
-    SilentLogs = 23,
-    /// The scenarios of logs that are damaged at their ends.
-    DamagedEnds = 24,
-    /// How the cache's device lies.
-    CacheLies = 25,
-    /// In what steps the cache forgets.
-    CacheSteps = 26,
-    /// The scenarios of writes that are undone.
-    UndoneWrites = 27,
-    /// Which logs are made in place of one that was given up.
-    CarriedMarks = 28,
-    /// Whether logs come to rest before they rot.
-    Rests = 29,
-    /// What lies below the volumes.
-    Stacks = 30,
-    /// What the cache's device does.
-    CacheDisk = 101,
-    /// What happens in the world.
-    World = 102,
-    /// When a planted bug strikes.
-    Plant = 103,
-    /// What the devices of logs do: one for each volume, from here on.
-    LogDisks = 1000,
-    /// What backends do.
-    Backends = 2000,
-    /// What logs are formatted with.
-    LogFormats = 3000,
-    /// What clients do.
-    Workloads = 4000,
-    /// What local stores and the backends below them do.
-    LocalStores = 5000,
-    /// What object volumes and their stores do.
-    ObjectVolumes = 6000,
-}
-
-impl Stream {
-    /// Where it begins for a seed.
-    pub const fn seed(self, seed: u64) -> u64 {
-        self.seed_of(seed, 0)
-    }
-
-    /// The same for one of several.
-    pub const fn seed_of(self, seed: u64, index: u64) -> u64 {
-        mix(seed ^ mix(self as u64 + index))
-    }
-
-    fn of(self, seed: u64) -> Rng {
-        Rng::with_seed(self.seed(seed))
-    }
-}
+pub use open_loops::OpenLoopScenario;
+pub use streams::Stream;
 
 /// How one opening of a node ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +144,8 @@ pub struct VolumeScenario {
     pub base: Vec<Content>,
     /// What its client does.
     pub behaviour: Behaviour,
+    /// The client beside that one that does not wait for answers, if there is one.
+    pub open_loop: Option<OpenLoopScenario>,
     /// How fast its log is.
     pub log_latency: Latency,
     /// How fast its backend is.
@@ -293,6 +208,8 @@ pub struct Scenario {
     pub warm_ups: bool,
     /// In the end, lines that the SSD tier has compressed rot.
     pub packed_rots: bool,
+    /// Nothing fails, and load is so light that no request waits for longer than this.
+    pub wait_max: Option<Nanos>,
 }
 
 fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
@@ -476,6 +393,10 @@ impl Scenario {
             if scenario.faults.log_rot && random.u32(..3) == 0 {
                 *ending = Ending::Rest;
             }
+        }
+        let random = &mut Stream::OpenLoops.of(seed);
+        if random.u32(..4) == 0 {
+            scenario.draw_open_loops(random);
         }
         scenario
     }
@@ -834,6 +755,7 @@ impl Scenario {
             repins: false,
             warm_ups: false,
             packed_rots: false,
+            wait_max: None,
         }
     }
 
@@ -891,6 +813,7 @@ impl Scenario {
             repins: false,
             warm_ups: false,
             packed_rots: false,
+            wait_max: None,
         }
     }
 
@@ -939,6 +862,7 @@ impl Scenario {
             base: draw_base(random, bytes / SECTOR_BYTES as u64),
             config,
             behaviour: Behaviour::draw(random),
+            open_loop: None,
             log_latency: latency(random, &[20, 100, 1000]),
             backend_latency: latency(random, &[50, 1000, 10_000]),
             local: None,
@@ -986,6 +910,7 @@ impl Scenario {
     #[must_use]
     pub fn shortened(mut self) -> Self {
         self.volumes.truncate(1);
+        self.origin = None;
         let volume = &mut self.volumes[0];
         let sectors = volume.base.len().min(2048);
         volume.base.truncate(sectors);

@@ -113,6 +113,33 @@ fn plant_of_a_forgotten_reply_is_caught() {
 }
 
 #[test]
+fn plant_of_replies_behind_arrivals_is_caught_by_clients_that_do_not_wait_alone() {
+    let rules = ["waits-for-long", "read-starved"];
+    assert_caught(Plant::ArrivalsFirst, &rules);
+    let options = Options {
+        plant: Some(Plant::ArrivalsFirst),
+        ..Options::default()
+    };
+    for seed in 0..5 {
+        let mut scenario = Scenario::draw_for_light_loads(seed);
+        for volume in &mut scenario.volumes {
+            volume.open_loop = None;
+        }
+        run_scenario(&scenario, options).assert_held(" (by hand)");
+    }
+}
+
+#[test]
+fn light_loads_wait_for_nothing() {
+    for seed in 0..20 {
+        let scenario = Scenario::draw_for_light_loads(seed);
+        let outcome = run_scenario(&scenario, Options::default());
+        outcome.assert_held(" (by hand)");
+        assert!(outcome.coverage.arrivals > 800, "{}", outcome.coverage);
+    }
+}
+
+#[test]
 fn plant_of_a_leaked_buffer_is_caught() {
     assert_caught(Plant::LeakBuffer, &["buffer-leak"]);
 }
@@ -375,7 +402,7 @@ fn plant_of_a_close_that_waits_for_its_log_is_caught() {
 
 #[test]
 fn plant_of_a_log_that_is_opened_before_it_has_answered_is_caught() {
-    let overlap = [&["effect-overlap"][..], LOG_RULES].concat();
+    let overlap = [&["effect-overlap", "replay-incomplete"][..], LOG_RULES].concat();
     assert_caught(Plant::HastyReopen, &overlap);
 }
 

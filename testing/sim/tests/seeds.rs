@@ -52,7 +52,8 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.switches > 50
             && coverage.direct_writes > 500
             && coverage.forged_logs > 10
-            && coverage.lies > 3,
+            && coverage.lies > 3
+            && coverage.arrivals > 10_000,
         "{coverage}"
     );
 }

@@ -2,7 +2,8 @@
 
 use hdcs_sim::outcome::{self, assert_held_at_every_step};
 use hdcs_sim::plant::Plant;
-use hdcs_sim::run::{Options, run, run_stacked};
+use hdcs_sim::run::{Options, run, run_scenario, run_stacked};
+use hdcs_sim::scenario::Scenario;
 use hdcs_sim::world::Coverage;
 
 /// What replays a seed here.
@@ -26,9 +27,32 @@ fn stack_seeds_hold_and_cover() {
             && coverage.tiered_bytes > 100 << 20
             && coverage.commits > 5000
             && coverage.direct_writes > 3000
-            && coverage.ssd_hits > 10_000,
+            && coverage.ssd_hits > 10_000
+            && coverage.arrivals > 10_000
+            && coverage.arrivals_refused > 1000
+            && coverage.lost_logs > 10
+            && coverage.kept_superblocks > 30
+            && coverage.idle_rots > 0
+            && coverage.fences > 0
+            && coverage.shared_sectors > 1000
+            && coverage.resizes > 100
+            && coverage.cuts > 50
+            && coverage.stores_cut > 0,
         "{coverage}"
     );
+}
+
+/// Each once found something.
+const SEEDS: [u64; 1] = [
+    // The superblock that said where a log at rest ended had rotted, and was written again before that was asked.
+    412,
+];
+
+#[test]
+fn stack_seeds_that_found_something_hold() {
+    for seed in SEEDS {
+        run_stacked(seed, Options::default()).assert_held(WORLD);
+    }
 }
 
 #[test]
@@ -71,6 +95,28 @@ fn plant_of_a_flush_past_the_store_is_caught() {
 #[test]
 fn plant_of_extents_past_the_store_is_caught() {
     assert_caught(Plant::ExtentsPastStore, &["extents-hide-data"]);
+}
+
+#[test]
+fn plant_of_a_store_that_is_opened_behind_a_lost_log_is_caught() {
+    let rules = ["store-damaged", "backend-not-a-prefix", "read-stale"];
+    assert_caught(Plant::StaleBefore, &rules);
+}
+
+#[test]
+fn plant_of_what_is_cut_off_and_stays_is_caught() {
+    let options = Options {
+        plant: Some(Plant::KeptCut),
+        ..Options::default()
+    };
+    let violation = (0..SEEDS_MAX).find_map(|seed| {
+        let scenario = Scenario::draw_for_sizes_of_stores(seed);
+        run_scenario(&scenario, options).violation
+    });
+    assert_eq!(
+        violation.map(|violation| violation.rule),
+        Some("read-stale")
+    );
 }
 
 #[test]

@@ -197,6 +197,22 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// What it is about, if that is a range.
+    pub fn range(&self) -> Option<SectorRange> {
+        match self {
+            Self::Read { range }
+            | Self::Write { range, .. }
+            | Self::WriteZeroes { range, .. }
+            | Self::Discard { range, .. }
+            | Self::Promote { range }
+            | Self::Evict { range }
+            | Self::Extents { range, .. } => Some(*range),
+            Self::Flush | Self::Scrub { .. } => None,
+        }
+    }
+}
+
 /// The terms of an extent request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {

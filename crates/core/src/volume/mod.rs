@@ -313,6 +313,9 @@ impl Volume {
             }
             Phase::Open if self.close.is_none() => {
                 self.port.accept();
+                if self.opening.has_waiting() {
+                    return self.opening.wait(id, request);
+                }
                 self.serve(now, id, request, cx);
             }
             _ => cx.actions.push(Action::Reply {
@@ -503,6 +506,9 @@ impl Volume {
                 if self.close.is_some() {
                     self.begin_close(cx);
                 }
+                for (id, request) in self.opening.take_piece() {
+                    self.serve(now, id, request, cx);
+                }
                 (self.writes.resident).relieve(cx.pool, self.log.get_mut());
                 self.watch(cx);
                 self.answer_for_silent_log(cx);
@@ -646,7 +652,7 @@ impl Volume {
         self.writes.resident.begin(self.log.get().next_sequence());
         let (direct, mut from) = self.direct_side();
         direct.opened(&mut from, cx);
-        for (id, request) in self.opening.take_waiting() {
+        for (id, request) in self.opening.take_piece() {
             self.serve(now, id, request, cx);
         }
     }
@@ -665,6 +671,8 @@ impl Volume {
 
     fn begin_close(&mut self, cx: &mut Context<'_>) {
         self.phase = Phase::Closing;
+        self.opening
+            .refuse(RequestError::Closing, &mut self.port, cx);
         self.writes
             .refuse_admission(RequestError::Closing, &mut self.port, cx);
         let (reads, mut from) = self.read_side();
@@ -769,6 +777,7 @@ impl Volume {
             goes_on.then(|| self.filling.wakeup()).flatten(),
             self.reads.promotion_wakeup(self.port.now),
             (!self.index.is_settled()).then_some(self.port.now),
+            self.opening.has_waiting().then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
     }
@@ -870,15 +879,10 @@ impl Volume {
 
 /// Whether a request is one that a volume of so many sectors can be asked.
 fn is_valid(request: &Request, sectors: u64) -> bool {
-    let (range, bounded) = match request {
-        Request::Flush | Request::Scrub { .. } => return true,
-        Request::Read { range } | Request::Write { range, .. } => (range, true),
-        Request::WriteZeroes { range, .. }
-        | Request::Discard { range, .. }
-        | Request::Promote { range }
-        | Request::Evict { range }
-        | Request::Extents { range, .. } => (range, false),
+    let Some(range) = request.range() else {
+        return true;
     };
+    let bounded = matches!(request, Request::Read { .. } | Request::Write { .. });
     let inside = !range.is_empty() && range.start < sectors && range.count <= sectors - range.start;
     // Only of a range inside is the length known to be computable.
     let sized = || !bounded || range.block_count() as usize * BLOCK_BYTES <= REQUEST_BYTES_MAX;

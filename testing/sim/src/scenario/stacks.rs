@@ -1,9 +1,10 @@
 //! What lies between volumes and their backends: local stores and object volumes.
 
 use fastrand::Rng;
+use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
 
-use super::{LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick};
+use super::{Faults, LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick};
 
 /// Sectors of the largest volume over objects, all of whose objects are read whenever it is compared.
 const OBJECT_SECTORS_MAX: usize = 8192;
@@ -16,7 +17,23 @@ impl Scenario {
         for volume in &mut scenario.volumes {
             volume.add_local_store(random);
         }
-        scenario.calm_for_stacks();
+        scenario.suit_stacks(random);
+        scenario
+    }
+
+    /// The same in which the first volume loses its log after every ending.
+    pub fn draw_for_lost_logs_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.lost_logs = vec![true; scenario.endings.len()];
+        scenario
+    }
+
+    /// A scenario of a seed in which volumes in storage mode become smaller and larger again, and crash meanwhile.
+    pub fn draw_for_sizes_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.resizes = true;
+        scenario.faults = Faults::default();
+        scenario.director_pause = Nanos::from_micros(300);
         scenario
     }
 
@@ -40,20 +57,18 @@ impl Scenario {
                 _ => {}
             }
         }
-        self.calm_for_stacks();
+        self.suit_stacks(random);
     }
 
-    /// What does not go with that, or has a world of its own for it, does not happen.
-    fn calm_for_stacks(&mut self) {
-        self.faults.backend_fence = false;
-        self.faults.log_rot = false;
-        self.faults.log_death = false;
-        self.faults.keep_one_in = 0;
-        self.faults.log_write_one_in = 0;
-        self.resizes = false;
+    /// What does not go with that does not happen; sizes change more often than elsewhere.
+    fn suit_stacks(&mut self, random: &mut Rng) {
+        self.resizes |= random.u8(..4) == 0;
+        if self.resizes {
+            // Where the newest superblock of a log has rotted, the one before may bring back what was cut off since.
+            self.faults.log_rot = false;
+        }
+        // That resizes backends by hand.
         self.shrinks = false;
-        self.origin = None;
-        self.lost_logs.clear();
     }
 }
 

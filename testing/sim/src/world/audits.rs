@@ -12,6 +12,23 @@ const SETTLE_TIME: Nanos = Nanos::from_millis(2000);
 /// What lost logs begin again with: no volume of a scenario has such a number.
 const NUMBERS_AFTER_LOSS: u32 = 1000;
 
+/// What is read of a range of a backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Watched {
+    of: Option<(usize, SectorRange)>,
+    /// Sectors so far.
+    pub(super) sectors: u64,
+}
+
+impl Watched {
+    /// A volume reads so much of its backend.
+    pub(super) fn count(&mut self, unit: usize, range: SectorRange) {
+        if let Some((_, watched)) = self.of.filter(|(of, _)| *of == unit) {
+            self.sectors += range.intersect(watched).count;
+        }
+    }
+}
+
 impl World {
     /// A range of a volume that takes a small part of the SSD tier, if that serves.
     pub fn promotable(&mut self, unit: usize) -> Option<SectorRange> {
@@ -47,8 +64,10 @@ impl World {
 
     /// Count what is read of a range of a backend from now on.
     pub fn watch(&mut self, unit: usize, range: SectorRange) {
-        self.watched = Some((unit, range));
-        self.watched_sectors = 0;
+        self.watched = Watched {
+            of: Some((unit, range)),
+            sectors: 0,
+        };
     }
 
     /// Whether a block of a volume is where a promotion brings it.
@@ -64,7 +83,7 @@ impl World {
         self.coverage.promotions += 1;
         let is_cached = |block| self.is_promoted(unit, block);
         check_promotion::check_there(range, self.sectors(unit), is_cached)?;
-        check_promotion::check_effort(range, self.watched_sectors)
+        check_promotion::check_effort(range, self.watched.sectors)
     }
 
     /// What was promoted has been read, which was watched.
@@ -75,7 +94,7 @@ impl World {
         if self.scenario.faults.spoil_cache() || !is_whole {
             return Ok(());
         }
-        check_promotion::check_used(range, self.watched_sectors)
+        check_promotion::check_used(range, self.watched.sectors)
     }
 
     /// The node is down, and the log of a volume is lost: it gets a new one, with a new number, over
@@ -84,12 +103,18 @@ impl World {
         self.engine.note("log lost", [unit as u64, 0, 0, 0]);
         self.coverage.lost_logs += 1;
         let keeps_number = self.planted.strikes(Plant::KeptNumber);
+        let keeps_before = self.planted.strikes(Plant::StaleBefore);
         let lost = self.coverage.lost_logs;
         let state = &mut self.units[unit];
         state.backend.opened();
-        check_lost::give_up_log(&mut state.history, |sector| state.backend.visible(sector))?;
+        if !state.is_stacked() {
+            check_lost::give_up_log(&mut state.history, |sector| state.backend.visible(sector))?;
+        }
         if !keeps_number {
             state.config.number = NUMBERS_AFTER_LOSS + lost as u32;
+        }
+        if let Some(local) = state.local.as_mut().filter(|_| keeps_before) {
+            local.pretend(&state.log, state.kept.as_ref());
         }
         let seed = mix(self.scenario.seed ^ mix(100 + lost));
         state.log = Disk::new(state.config.log_bytes, seed);
@@ -98,6 +123,10 @@ impl World {
         let carries_mark = self.scenario.carries_mark(100 + lost);
         let first = super::forgery::first_block(&first, carries_mark, keys.as_deref());
         state.log.put(0, &first);
+        if state.is_stacked() {
+            // Which log is before it decides what a local store shows.
+            state.lose_log_of_stack()?;
+        }
         state.log_rotten = false;
         state.rotten.clear();
         state.lost.clear();

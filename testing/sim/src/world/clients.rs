@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::volume::{State, Trouble};
 
+use super::open_loops::LULL;
 use super::{
     Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Discard, Event,
-    ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, Phase, Plant, ReadOp, Reply, Request,
-    RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES, SectorRange, Violation, Volume,
-    Waiting, World, check_promotion, check_reads,
+    ExtentKind, FREE_BLOCKS_WHEN_FULL_MAX, Happening, Nanos, OpenClient, Phase, Plant, ReadOp,
+    Reply, Request, RequestError, RequestId, SECTOR_BYTES, SMALL_POOL_BYTES, SectorRange, Unit,
+    Violation, Volume, Waiting, World, check_promotion, check_reads,
 };
 
 /// What the trace calls each kind of request.
@@ -39,7 +40,7 @@ impl World {
         let burst = self.random.usize(1..=8);
         for _ in 0..burst {
             let state = &mut self.units[unit];
-            if state.asks_left == 0 || state.requests.len() >= state.workload.depth() {
+            if state.asks_left == 0 || state.waits_in_turn() >= state.workload.depth() {
                 break;
             }
             let sectors = state.history.sectors();
@@ -61,7 +62,7 @@ impl World {
                 Happening::Client(unit),
             );
             self.units[unit].client_waits = false;
-        } else if state.requests.len() < state.workload.depth() {
+        } else if state.waits_in_turn() < state.workload.depth() {
             self.wake_client(unit);
         }
         Ok(())
@@ -78,7 +79,7 @@ impl World {
     }
 
     /// Send one request; false if there is no buffer for it at present.
-    pub(super) fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
+    pub fn ask(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
         let is_beside = matches!(ask, Ask::Flush)
             && self.is_flush_after_return(unit)
             && self.flushes_under_way(unit) > 0;
@@ -194,6 +195,9 @@ impl World {
         let id = state.requests.sent(engine.now(), waiting);
         self.engine
             .note(ASKS[code], [id.0, range.start, range.count, number]);
+        if self.planted.is(Plant::ArrivalsFirst) {
+            self.engine.after(LULL, Happening::Tick);
+        }
         if matches!(ask, Ask::Promote(_)) && self.planted.strikes(Plant::IdlePromotion) {
             self.replied(unit, id, Ok(Reply::Done))?;
             return Ok(true);
@@ -215,12 +219,19 @@ impl World {
             self.units[unit].starved.push((id, result));
             return Ok(());
         }
+        let is_arriving = self.units[unit].is_arriving(self.engine.now());
+        if self.planted.is(Plant::ArrivalsFirst) && is_arriving {
+            self.units[unit].starved.push((id, result));
+            return Ok(());
+        }
         self.coverage.replies += 1;
         let error = result.as_ref().err().map_or(0, |&error| error as u64 + 1);
         self.engine.note("reply", [id.0, error, unit as u64, 0]);
         let (since, waiting) = self.units[unit].requests.answered(id)?;
         (self.units[unit].fence).check_reply(unit, result.as_ref().err().copied())?;
-        if self.units[unit].client_waits {
+        let open_loop = &mut self.units[unit].open_loop;
+        let is_open = open_loop.as_mut().is_some_and(|one| one.answered(id));
+        if self.units[unit].client_waits && !is_open {
             self.wake_client(unit);
         }
         if self.planted.strikes(Plant::ReplyTwice) {
@@ -505,6 +516,14 @@ impl World {
             RequestError::Closing => phase != Some(Phase::Open),
             RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,
         }
+    }
+}
+
+impl Unit {
+    /// Requests that the client waits for which sends no more than so many at once.
+    fn waits_in_turn(&self) -> usize {
+        let open = self.open_loop.as_ref().map_or(0, OpenClient::waiting);
+        self.requests.len() - open
     }
 }
 

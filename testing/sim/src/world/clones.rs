@@ -111,14 +111,14 @@ impl World {
     /// A clone has read what the cache had of its origin, which was watched.
     pub fn check_shared(&mut self, range: SectorRange) -> Result<(), Violation> {
         self.coverage.shared_sectors += range.count;
-        if self.watched_sectors == 0 {
+        if self.watched.sectors == 0 {
             return Ok(());
         }
         Err(Violation::new(
             "origin-read-again",
             format!(
                 "{range:?} of the origin was in the cache, and a clone had {} sectors of it read of its backend",
-                self.watched_sectors
+                self.watched.sectors
             ),
         ))
     }

@@ -117,6 +117,12 @@ pub struct Coverage {
     pub tiers: u64,
     /// See above.
     pub tiered_bytes: u64,
+    /// Local stores that were larger than their volumes when those were opened.
+    pub stores_cut: u64,
+    /// Requests of clients that do not wait for answers,
+    pub arrivals: u64,
+    /// and times that such a client had too many unanswered to send one.
+    pub arrivals_refused: u64,
 }
 
 impl Coverage {
@@ -179,6 +185,9 @@ impl Coverage {
         self.late_closes += other.late_closes;
         self.tiers += other.tiers;
         self.tiered_bytes += other.tiered_bytes;
+        self.stores_cut += other.stores_cut;
+        self.arrivals += other.arrivals;
+        self.arrivals_refused += other.arrivals_refused;
     }
 }
 
@@ -193,7 +202,7 @@ impl std::fmt::Display for Coverage {
              {} commits ({} past flushes), {} snapshots ({} of files, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
-             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB",
+             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB, {} stores cut, {} arrivals and {} refused",
             self.steps,
             self.replies,
             self.errors,
@@ -250,6 +259,9 @@ impl std::fmt::Display for Coverage {
             self.late_closes,
             self.tiers,
             self.tiered_bytes >> 20,
+            self.stores_cut,
+            self.arrivals,
+            self.arrivals_refused,
         )
     }
 }

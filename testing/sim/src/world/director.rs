@@ -39,7 +39,7 @@ impl World {
             2 => self.backend_goes(unit, IoError::NoSpace),
             3 => return self.backend_loses_power(unit),
             4 | 5 => self.log_rots(unit),
-            6 | 7 => self.cache_rots(),
+            6 | 7 if self.scenario.faults.cache_rot => self.cache_rots_now(),
             8 => self.cache_dies(),
             9 => return self.destage_all(unit),
             10 => {
@@ -113,8 +113,14 @@ impl World {
             return;
         }
         state.fence.put_up();
+        let is_stacked = state.is_stacked();
+        if is_stacked {
+            state.take_over_stack();
+            // Until it has found out, what the other owner has removed is missed.
+            state.backend_trouble = Some(self.engine.now());
+        }
         for in_flight in self.in_flight.values_mut() {
-            if in_flight.io.backend() == Some(unit) {
+            if in_flight.io.backend() == Some(unit) && !is_stacked {
                 in_flight.fails = Some(IoError::Fenced);
             }
         }
@@ -269,13 +275,7 @@ impl World {
         }
     }
 
-    pub(super) fn cache_rots(&mut self) {
-        if self.scenario.faults.cache_rot {
-            self.cache_rots_now();
-        }
-    }
-
-    /// Whether or not the scenario has it.
+    /// Bits of the cache's device rot, whether or not the scenario has it.
     pub(super) fn cache_rots_now(&mut self) {
         if self.cache_disk.bytes() == 0 {
             return;
@@ -414,7 +414,7 @@ impl World {
     }
 
     /// Change a volume's size: the backend grows before it and shrinks after it.
-    pub(super) fn resize(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
+    pub fn resize(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
         self.engine.note("resize", [unit as u64, sectors, 0, 0]);
         let bytes = sectors * SECTOR_BYTES as u64;
         let state = &mut self.units[unit];

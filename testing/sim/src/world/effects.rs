@@ -91,9 +91,7 @@ impl World {
             Action::BackendRead { token, offset, buf } => {
                 let range = self.backend_range("backend read", unit, offset, buf.len())?;
                 let op = self.units[unit].backend.submit_read(range);
-                if let Some((_, watched)) = self.watched.filter(|(of, _)| *of == unit) {
-                    self.watched_sectors += range.intersect(watched).count;
-                }
+                self.watched.count(unit, range);
                 self.begin(
                     owner,
                     token,
@@ -184,7 +182,7 @@ impl World {
     }
 
     /// The same without what lies beyond the end of a volume that was cut; `None` if that is all.
-    fn cut_range(
+    pub(super) fn cut_range(
         &self,
         what: &'static str,
         unit: usize,
@@ -201,7 +199,7 @@ impl World {
         }
     }
 
-    fn begin_nothing(&mut self, owner: Owner, token: Token, unit: usize) {
+    pub(super) fn begin_nothing(&mut self, owner: Owner, token: Token, unit: usize) {
         let io = Io::BackendNothing(unit);
         self.begin(owner, token, io, "backend beyond", [0; 2]);
     }

@@ -9,11 +9,11 @@ use hdcs_core::cache::Barrier;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
-    AGE_SLACK, Action, Ask, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
-    Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenError, Owner, Phase,
-    Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit,
-    Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
-    check_trouble,
+    AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
+    Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
+    Phase, Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES,
+    Unit, Violation, Volume, World, check_backend, check_bounds, check_log, check_policy,
+    check_recovery, check_trouble,
 };
 use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
@@ -110,6 +110,9 @@ impl World {
     /// A volume that begins to open, in a node that was started, and what it asks for first.
     fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.config_to_open(unit);
+        if let Some(local) = &mut self.units[unit].local {
+            local.begin_sizes(config.bytes);
+        }
         let inherited = self.inherited(unit);
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
@@ -151,16 +154,25 @@ impl World {
     /// Let every client send so many requests.
     pub fn give_work(&mut self, requests: u32) {
         for unit in 0..self.units.len() {
-            self.units[unit].asks_left = requests;
+            let state = &mut self.units[unit];
+            state.asks_left = requests;
+            if let Some(client) = &mut state.open_loop {
+                client.give_work(requests);
+            }
             self.engine.after(Nanos(0), Happening::Client(unit));
+            let client = &mut self.units[unit].open_loop;
+            if let Some(pause) = client.as_mut().and_then(OpenClient::next_arrival) {
+                self.engine.after(pause, Happening::Arrival(unit));
+            }
         }
     }
 
     /// Whether every client has sent everything and got every answer.
     pub fn is_idle(&self) -> bool {
-        self.units
-            .iter()
-            .all(|unit| unit.asks_left == 0 && unit.requests.is_empty())
+        self.units.iter().all(|unit| {
+            let is_done = unit.open_loop.as_ref().is_none_or(OpenClient::is_done);
+            is_done && unit.asks_left == 0 && unit.requests.is_empty()
+        })
     }
 
     /// Whether a volume serves no longer as it should, so that the node is better restarted.
@@ -212,7 +224,10 @@ impl World {
 
     /// What rots in a log that was refused is as it was again. Returns whether anything was. One that
     /// was opened stays as it is: what it lost would come back.
-    pub fn heal_logs(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// What lies below it then is no disk that the client could have seen.
+    pub fn heal_logs(&mut self) -> Result<bool, Violation> {
         let mut healed = false;
         for unit in self.units.iter_mut().filter(|unit| unit.refused) {
             healed |= std::mem::replace(&mut unit.log_rotten, unit.has_lost);
@@ -220,8 +235,9 @@ impl World {
             unit.rotten.clear();
             // What is lost of a span that reads well again is not.
             unit.lost.clear();
+            unit.reopen_stack()?;
         }
-        healed
+        Ok(healed)
     }
 
     /// Judge an opening that has just ended.
@@ -310,7 +326,7 @@ impl World {
         }
         let sound = check_log::read_sound(&state.log, state.kept.as_ref());
         let taken = sound.map_or(0, |sound| sound.entries_beyond(view.end));
-        let superblock_rots = check_log::superblock_rots(&state.log);
+        let superblock_rots = state.superblock_rotted || check_log::superblock_rots(&state.log);
         let rested = std::mem::take(&mut state.rested);
         if taken > 0 && rested && !superblock_rots {
             return Err(Violation::new(
@@ -396,8 +412,11 @@ impl World {
     /// Ask the node to stop.
     pub fn close(&mut self, destage: bool) -> Result<(), Violation> {
         self.engine.note("close", [u64::from(destage), 0, 0, 0]);
-        for unit in 0..self.volumes() {
-            self.units[unit].asks_left = 0;
+        for unit in &mut self.units {
+            unit.asks_left = 0;
+            if let Some(client) = &mut unit.open_loop {
+                client.stop();
+            }
         }
         self.stop = Some(Stop::begin(self.engine.now(), destage));
         self.is_stop_held_up = false;
@@ -588,6 +607,9 @@ impl World {
         for unit in &mut self.units {
             unit.requests.forget_all();
             unit.asks_left = 0;
+            if let Some(client) = &mut unit.open_loop {
+                client.forget();
+            }
             unit.postponed = None;
             unit.scrub.forget();
             unit.starving = None;
@@ -639,19 +661,9 @@ impl World {
         barrier <= persisted
     }
 
-    /// Change a volume's size.
-    pub fn set_sectors(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
-        self.resize(unit, sectors)
-    }
-
     /// Whether a log has rot in it that may matter still.
     pub fn is_rotten(&self) -> bool {
         self.units.iter().any(|unit| unit.log_rotten)
-    }
-
-    /// Send one request; false if there is no buffer for it.
-    pub fn send(&mut self, unit: usize, ask: Ask) -> Result<bool, Violation> {
-        self.ask(unit, ask)
     }
 
     /// Let one round pass.
@@ -714,6 +726,7 @@ impl Unit {
         let log = &self.log;
         let kept = self.kept.as_ref();
         self.rot = check_log::read_log(log, kept);
+        self.superblock_rotted = check_log::superblock_rots(log);
         self.inconsistent_since = None;
         self.spoiled.clear();
         self.asked_early.clear();

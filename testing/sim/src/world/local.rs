@@ -10,7 +10,10 @@ use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::local::format::{self, Layout};
 use hdcs_core::local::map::BlockState;
 use hdcs_core::local::open::{Before, Opening, Step};
-use hdcs_core::local::{Action as StoreAction, Config, Event as StoreEvent, LocalStore, Status};
+use hdcs_core::local::sizes::Sizes;
+use hdcs_core::local::{
+    Action as StoreAction, Ask as StoreAsk, Config, Event as StoreEvent, LocalStore, Status,
+};
 use hdcs_core::node::tier_out::{Act, Ending, TierOut, View};
 use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
@@ -41,12 +44,17 @@ enum Asked {
     Read(OpId, BufMut),
     Write(OpId),
     Flush(OpId),
+    StoreSize(u64),
+    Size(u64),
 }
 
 impl Asked {
     /// Whether it is asked of the backend.
     const fn is_of_backend(&self) -> bool {
-        matches!(self, Self::Read(..) | Self::Write(_) | Self::Flush(_))
+        matches!(
+            self,
+            Self::Read(..) | Self::Write(_) | Self::Flush(_) | Self::Size(_)
+        )
     }
 }
 
@@ -54,7 +62,11 @@ impl Asked {
 #[derive(Debug)]
 pub(super) struct SimulatedStore {
     volume: [u8; 16],
-    home: LocalStore,
+    pub(super) home: LocalStore,
+    /// Its size beside that of its volume,
+    pub(super) sizes: Sizes,
+    /// and what waits until it is cut to that.
+    pub(super) uncut: Vec<(Token, StoreAsk)>,
     store: Disk,
     /// The backend, if it is an image.
     image: Option<Backend>,
@@ -65,6 +77,10 @@ pub(super) struct SimulatedStore {
     actions: Vec<StoreAction>,
     /// What the log was to write again when the volume was opened.
     unsettled: Vec<SectorRange>,
+    /// Not if nobody could say which log is before it.
+    is_open: bool,
+    /// A planted bug says that this one is.
+    pretended_log: Option<u64>,
 }
 
 impl SimulatedStore {
@@ -93,7 +109,14 @@ impl SimulatedStore {
         let image =
             image.map(|base| Backend::new(config.number, base, scenario.is_atomic, image_seed));
         Self {
-            home: open(&mut store, config.uuid, scenario, before(log, None)),
+            home: open(
+                &mut store,
+                config.uuid,
+                scenario,
+                before(log, None).expect("it was just made"),
+            ),
+            sizes: Sizes::new(config.bytes, config.bytes),
+            uncut: Vec::new(),
             volume: config.uuid,
             store,
             image,
@@ -103,12 +126,14 @@ impl SimulatedStore {
             next: 0,
             actions: Vec::new(),
             unsettled: Vec::new(),
+            is_open: true,
+            pretended_log: None,
         }
     }
 
     /// When it wants to be polled; what it does in turns takes a little time.
     pub(super) fn next_wakeup(&self, now: Nanos) -> Option<Nanos> {
-        let due = self.home.next_wakeup();
+        let due = self.home.next_wakeup().filter(|_| self.is_open);
         due.map(|due| due.max(now.plus(Nanos::from_micros(1))))
     }
 
@@ -126,18 +151,24 @@ impl SimulatedStore {
         if let Some(image) = &mut self.image {
             image.power_cut();
         }
+        self.fail_asked(IoError::Unreachable);
+    }
+
+    /// What is under way in the backend fails.
+    pub(super) fn fail_asked(&mut self, error: IoError) {
         for (_, asked, fails) in self.asked.values_mut() {
             if asked.is_of_backend() {
-                *fails = Some(IoError::Unreachable);
+                *fails = Some(error);
             }
         }
     }
 
-    /// Open it again, behind the log of a volume.
-    pub(super) fn reopen(&mut self, log: &Disk, kept: Option<&LogSuperblock>) {
+    /// Open it again, behind the log of a volume. Returns whether that says who it is: else neither is opened.
+    pub(super) fn reopen(&mut self, log: &Disk, kept: Option<&LogSuperblock>) -> bool {
         self.asked.clear();
         self.actions.clear();
         self.unsettled.clear();
+        self.uncut.clear();
         self.store.process_kill();
         if let Some(image) = &mut self.image {
             image.client_lost();
@@ -145,7 +176,38 @@ impl SimulatedStore {
             image.take_commits();
         }
         let before = before(log, kept);
-        self.home = open(&mut self.store, self.volume, self.scenario, before);
+        self.is_open = before.is_some();
+        if let Some(mut before) = before {
+            before.log = self.pretended_log.unwrap_or(before.log);
+            self.home = open(&mut self.store, self.volume, self.scenario, before);
+        }
+        self.is_open
+    }
+
+    /// A planted bug opens it from now on as if this log were still before it.
+    pub(super) fn pretend(&mut self, log: &Disk, kept: Option<&LogSuperblock>) {
+        let known = check_log::newest_superblock(log, kept);
+        self.pretended_log = known.map(|superblock| superblock.log.get());
+    }
+
+    /// A volume of so many bytes is opened over it.
+    pub(super) fn begin_sizes(&mut self, bytes: u64) {
+        self.sizes = Sizes::new(bytes, self.home.status().bytes);
+    }
+
+    /// Whether it is open.
+    pub(super) const fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// It is polled, if it is open. Returns the size that it is to be asked for first of all, if there is one.
+    pub(super) fn poll(&mut self, now: Nanos) -> Option<u64> {
+        if !self.is_open {
+            return None;
+        }
+        let cut = self.sizes.cut();
+        self.home.poll(now, &mut self.actions);
+        cut
     }
 
     /// What its backend holds durably, if that is an image.
@@ -161,7 +223,8 @@ impl SimulatedStore {
     /// What a reader would get of each sector, of volume `number`, over a backend that shows `below`.
     pub(super) fn shown(&self, number: u32, below: &[Content]) -> Result<Vec<Content>, Violation> {
         let layout = Layout::of(false);
-        let blocks = below.len() as u64 / BLOCK_SECTORS;
+        // An interrupted change of size may have left more below it.
+        let blocks = self.home.status().bytes / BLOCK_BYTES as u64;
         let (mut block, mut bytes) = (0, vec![0; BLOCK_BYTES]);
         let mut shown = Vec::with_capacity(below.len());
         while block < blocks {
@@ -239,13 +302,13 @@ impl SimulatedStore {
     }
 }
 
-/// The log that is before a store.
-fn before(log: &Disk, kept: Option<&LogSuperblock>) -> Before {
-    let superblock = check_log::newest_superblock(log, kept).expect("no log rots here");
-    Before {
+/// The log that is before a store, unless it has rotted where it says so.
+fn before(log: &Disk, kept: Option<&LogSuperblock>) -> Option<Before> {
+    let superblock = check_log::newest_superblock(log, kept)?;
+    Some(Before {
         log: superblock.log.get(),
         is_whole: superblock.flags.get() & LOG_UNFLUSHED == 0,
-    }
+    })
 }
 
 /// Open a store, as a node does.
@@ -321,6 +384,11 @@ fn end_of_image(
             image.fail_flush(op);
             Err(error)
         }
+        (Asked::Size(bytes), None) => {
+            image.resize(bytes / SECTOR);
+            Ok(Done::Written)
+        }
+        (Asked::Size(_), Some(error)) => Err(error),
         (asked, _) => unreachable!("{asked:?} is of the store"),
     }
 }
@@ -366,19 +434,7 @@ impl World {
         self.check_tier(unit, tiers)
     }
 
-    /// The stores are polled.
-    pub(super) fn poll_stores(&mut self) -> Result<(), Violation> {
-        for unit in 0..self.volumes() {
-            let now = self.engine.now();
-            if let Some(local) = &mut self.units[unit].local {
-                local.home.poll(now, &mut local.actions);
-                self.go_on_with_store(unit)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
+    pub(super) fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
         while !self.units[unit].local_store().actions.is_empty() {
             for action in std::mem::take(&mut self.units[unit].local_store().actions) {
                 self.perform_for_store(unit, action)?;
@@ -395,17 +451,22 @@ impl World {
 
     fn perform_for_store(&mut self, unit: usize, action: StoreAction) -> Result<(), Violation> {
         let state = &mut self.units[unit];
-        let (number, size) = (state.volume, state.backend.sectors() * SECTOR);
+        let number = state.volume;
         let local = state.local.as_mut().expect("it is in storage mode");
+        // Objects check that themselves.
+        let size = (local.image.as_ref()).map_or(u64::MAX, |image| image.sectors() * SECTOR);
         let (token, asked) = match action {
             StoreAction::End(Completion { token, result }) => {
                 self.end_of_stack(unit, token.0, result);
                 return Ok(());
             }
             StoreAction::Verified(..) => unreachable!("nobody asks for it"),
-            StoreAction::StoreResize { .. } | StoreAction::BackendResize { .. } => {
-                unreachable!("nobody asks for another size")
+            StoreAction::StoreResize { token, bytes } => (token, Asked::StoreSize(bytes)),
+            StoreAction::BackendResize { token, bytes } if local.image.is_none() => {
+                let ask = ObjectAsk::Resize { bytes };
+                return self.submit_to_objects(unit, of_store(token), ask);
             }
+            StoreAction::BackendResize { token, bytes } => (token, Asked::Size(bytes)),
             StoreAction::Damaged { offset, .. } => {
                 let why = format!("the store of volume {unit} is damaged at byte {offset}");
                 return Err(Violation::new("store-damaged", why));
@@ -491,7 +552,8 @@ impl World {
                 .backend_down
                 .filter(|&error| error != IoError::NoSpace || !matches!(asked, Asked::Read(..)));
             let failed = one_in > 0 && !quiet && random.u32(..one_in) == 0;
-            let fails = down.or(failed.then_some(IoError::Failed));
+            let fenced = state.fence.is_up().then_some(IoError::Fenced);
+            let fails = fenced.or(down).or(failed.then_some(IoError::Failed));
             if fails.is_some() {
                 state.backend_trouble = Some(self.engine.now());
             }
@@ -530,6 +592,10 @@ impl World {
                 Ok(Done::Written)
             }
             Asked::StoreSync => Ok(Done::Written),
+            Asked::StoreSize(bytes) => {
+                local.store.resize(bytes);
+                Ok(Done::Written)
+            }
             asked => {
                 let image = local.image.as_mut().expect("it was asked");
                 let result = end_of_image(image, asked, fails);
@@ -547,7 +613,7 @@ impl World {
         if ended == 0 {
             return Ok(());
         }
-        self.units[unit].check_below()
+        self.units[unit].note_tiered()
     }
 
     /// A planted bug tiers out while the volume is opened.

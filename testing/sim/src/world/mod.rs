@@ -50,8 +50,10 @@ use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
+use audits::Watched;
 use local::SimulatedStore;
 use object_volume::Objects;
+use open_loops::OpenClient;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -139,6 +141,8 @@ enum Happening {
     LateBackendWrite(usize, OpId),
     LateKeep(usize),
     Client(usize),
+    /// Requests of a client that does not wait for answers.
+    Arrival(usize),
     /// Nothing; but the machines are polled.
     Tick,
     Director,
@@ -148,6 +152,8 @@ enum Happening {
     CacheProbed,
     BackendReturns(usize),
     BackendResized(usize),
+    /// What lies below a volume has another size, or has not.
+    StackResized(usize, Result<(), IoError>),
     /// The next piece of a scrub.
     Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
@@ -186,6 +192,8 @@ struct Unit {
     /// What these have ended of what the volume asked, until it is delivered.
     ended: BTreeMap<u64, Result<Done, IoError>>,
     tier_out: Option<TierOut>,
+    /// What a volume in storage mode was, each time that its log was lost since the last tier.
+    before_losses: Vec<History>,
     backend_writes: WritesInFlight,
     backend_down: Option<IoError>,
     /// Until when it does not answer.
@@ -197,6 +205,8 @@ struct Unit {
     requests: Requests<Waiting>,
     workload: Workload,
     asks_left: u32,
+    /// The client beside that one that does not wait for answers.
+    open_loop: Option<OpenClient>,
     /// The client goes on when it gets an answer.
     client_waits: bool,
     /// An ask that found no buffer.
@@ -228,6 +238,8 @@ struct Unit {
     rotten: BTreeSet<u64>,
     /// What an independent reader made of the log when its opening began.
     rot: Option<check_log::LogView>,
+    /// One of its superblocks had rotted then, which the opening writes again.
+    superblock_rotted: bool,
     /// Sectors that are known to be lost, and that nobody has asked to write since.
     lost: BTreeSet<u64>,
     /// Sectors that somebody has asked to write in this opening before the volume was open.
@@ -270,7 +282,7 @@ struct Unit {
     was_direct: bool,
     scrub: scrubs::Progress,
     starving: Option<starvation::Starving>,
-    /// Replies that a planted bug keeps.
+    /// Replies that planted bugs keep.
     starved: Vec<(RequestId, Result<Reply, RequestError>)>,
     /// What was hot when the node last went down.
     heat: Vec<SectorRange>,
@@ -308,9 +320,8 @@ pub struct World {
     rotten: BTreeMap<u64, bool>,
     pool: Rc<Pool>,
     node: Option<Node>,
-    /// Reads of this range of a backend are counted, in sectors.
-    watched: Option<(usize, SectorRange)>,
-    watched_sectors: u64,
+    /// Reads of a range of a backend are counted.
+    watched: Watched,
     planted: Planted,
     leaked: Vec<Buf>,
     cost: Cost,
@@ -356,6 +367,7 @@ impl World {
                     objects,
                     ended: BTreeMap::new(),
                     tier_out: None,
+                    before_losses: Vec::new(),
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
                         config.number,
@@ -383,6 +395,8 @@ impl World {
                     order: BackendOrder::default(),
                     requests: Requests::default(),
                     asks_left: 0,
+                    open_loop: (volume.open_loop.clone())
+                        .map(|client| OpenClient::new(client, sectors, index, seed)),
                     client_waits: false,
                     postponed: None,
                     log_trouble: false,
@@ -399,6 +413,7 @@ impl World {
                     log_rotten: false,
                     rotten: BTreeSet::new(),
                     rot: None,
+                    superblock_rotted: false,
                     inconsistent_since: None,
                     lost: BTreeSet::new(),
                     asked_early: BTreeSet::new(),
@@ -454,8 +469,7 @@ impl World {
             stopped: None,
             rotten: BTreeMap::new(),
             node: None,
-            watched: None,
-            watched_sectors: 0,
+            watched: Watched::default(),
             leaked: Vec::new(),
             cost: Cost::default(),
             calm_since: None,
@@ -525,6 +539,7 @@ impl World {
                 self.check_commits(unit)
             }
             Happening::Client(unit) => self.client(unit),
+            Happening::Arrival(unit) => self.arrive(unit),
             Happening::Tick => Ok(()),
             Happening::Director => self.direct(),
             Happening::CacheIdentityRecorded => {
@@ -533,6 +548,7 @@ impl World {
             }
             Happening::CacheProbed => self.probe_cache(),
             Happening::BackendResized(unit) => self.backend_resized(unit),
+            Happening::StackResized(unit, result) => self.stack_resized(unit, result),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
@@ -550,8 +566,7 @@ impl World {
         for unit in 0..self.volumes() {
             self.step_volume(unit, Event::Poll)?;
         }
-        self.poll_stores()?;
-        self.poll_objects()?;
+        self.poll_stacks()?;
         let before = self.node.as_ref().map(|node| node.cache.persisted());
         self.step_cache(CacheEvent::Poll)?;
         self.look_after_cache();
@@ -664,6 +679,9 @@ impl World {
             let stats = volume.stats(self.engine.now());
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
+            if let Some(max) = self.scenario.wait_max {
+                self.units[unit].check_waits(self.engine.now(), max)?;
+            }
             self.notice_damage(unit);
             self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
             let Unit {
@@ -816,6 +834,7 @@ mod heat;
 mod lifecycle;
 mod local;
 mod object_volume;
+mod open_loops;
 mod packed;
 mod pins;
 mod policies;
@@ -824,4 +843,5 @@ mod scrubs;
 mod silent_logs;
 mod snapshots;
 mod stack;
+mod stack_sizes;
 mod starvation;

@@ -15,7 +15,7 @@ use hdcs_core::objects::{Access, Config, ObjectVolume};
 
 use super::{
     BufMut, Completion, Content, Happening, IoError, Nanos, Pool, SECTOR_BYTES, SectorRange, Token,
-    Violation, World,
+    Unit, Violation, World,
 };
 use crate::disk::joined;
 use crate::objects::reader;
@@ -236,6 +236,12 @@ impl Objects {
         due.map(|due| due.max(now.plus(Nanos::from_micros(1))))
     }
 
+    /// It is polled.
+    pub(super) fn poll(&mut self, now: Nanos) {
+        self.is_due = false;
+        self.machine.poll(now, &mut self.actions);
+    }
+
     /// The store is not reached: what is under way there happens or not.
     pub(super) fn cut(&mut self) {
         for (.., fate) in self.asked.values_mut() {
@@ -254,6 +260,14 @@ impl Objects {
         let config = (self.scenario).config(Access::Existing, self.random.u64(..));
         self.machine = ObjectVolume::new(config);
         self.drive();
+    }
+
+    /// Another owner opens it, too: this one finds out some time.
+    pub(super) fn take_over(&mut self) {
+        let config = (self.scenario).config(Access::Existing, self.random.u64(..));
+        let before = std::mem::replace(&mut self.machine, ObjectVolume::new(config));
+        self.drive();
+        self.machine = before;
     }
 
     /// What the bucket holds.
@@ -281,12 +295,13 @@ impl ObjectsScenario {
     }
 }
 
-impl World {
-    fn objects(&mut self, unit: usize) -> &mut Objects {
-        let objects = &mut self.units[unit].objects;
-        objects.as_mut().expect("it lies over objects")
+impl Unit {
+    fn object_volume(&mut self) -> &mut Objects {
+        self.objects.as_mut().expect("it lies over objects")
     }
+}
 
+impl World {
     pub(super) fn submit_to_objects(
         &mut self,
         unit: usize,
@@ -294,36 +309,25 @@ impl World {
         ask: ObjectAsk,
     ) -> Result<(), Violation> {
         let now = self.engine.now();
-        let objects = self.objects(unit);
+        let objects = self.units[unit].object_volume();
         let event = ObjectEvent::Submit { token, ask };
         objects.is_due = true;
         objects.machine.step(now, event, &mut objects.actions);
         self.go_on_with_objects(unit)
     }
 
-    /// The object volumes are polled.
-    pub(super) fn poll_objects(&mut self) -> Result<(), Violation> {
-        for unit in 0..self.volumes() {
-            let now = self.engine.now();
-            if let Some(objects) = &mut self.units[unit].objects {
-                objects.is_due = false;
-                objects.machine.poll(now, &mut objects.actions);
-                self.go_on_with_objects(unit)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn go_on_with_objects(&mut self, unit: usize) -> Result<(), Violation> {
-        for action in std::mem::take(&mut self.objects(unit).actions) {
+    pub(super) fn go_on_with_objects(&mut self, unit: usize) -> Result<(), Violation> {
+        for action in std::mem::take(&mut self.units[unit].object_volume().actions) {
             if let ObjectAction::End(Completion { token, result }) = action {
                 self.ended_by_objects(unit, token, result)?;
             } else if let Some((token, wanted)) = Objects::wanted(action) {
                 self.begin_for_objects(unit, token, wanted);
             }
         }
-        match self.objects(unit).machine.phase() {
+        let is_taken_over = self.units[unit].fence.is_up();
+        match self.units[unit].object_volume().machine.phase() {
             Phase::Open => Ok(()),
+            Phase::Fenced if is_taken_over => Ok(()),
             phase => Err(Violation::new(
                 "objects-lost",
                 format!("the object volume of volume {unit} is {phase:?}"),

@@ -38,6 +38,11 @@ impl World {
             1 => at_first,
             _ => SECTORS_MIN.max(self.random.u64(before / 2..before)),
         };
+        let to = match state.local {
+            // A local store has whole blocks.
+            Some(_) => to.next_multiple_of(BLOCK_SECTORS),
+            None => to,
+        };
         if to == before || to > SECTORS_MAX.max(at_first) {
             return Ok(());
         }
@@ -89,7 +94,7 @@ impl World {
         Ok(())
     }
 
-    fn perform_resize(&mut self, unit: usize, act: Act) -> Result<(), Violation> {
+    pub(super) fn perform_resize(&mut self, unit: usize, act: Act) -> Result<(), Violation> {
         match act {
             Act::Tell(bytes) => self.step_volume(unit, Event::Resize { bytes }),
             Act::DestageAll => self.destage_all(unit),
@@ -104,6 +109,7 @@ impl World {
                 }
                 self.step_cache(CacheEvent::Poll)
             }
+            Act::Backend(bytes) if self.units[unit].is_stacked() => self.size_stack(unit, bytes),
             Act::Backend(_) => {
                 self.ask_for_size(unit);
                 Ok(())
@@ -250,6 +256,9 @@ impl super::Unit {
     /// The volume has so many sectors from now on.
     pub(super) fn has_size(&mut self, sectors: u64) {
         self.history.resize(sectors);
+        for before in &mut self.before_losses {
+            before.resize(sectors);
+        }
         // What is cut off is zero when it is there again.
         self.lost.split_off(&sectors);
         self.order.resized(sectors);
@@ -261,7 +270,7 @@ impl super::Unit {
     }
 
     /// What the backend has from the first whole block beyond so many sectors on, if there is such a thing.
-    fn keep_cut(&mut self, sectors: u64) {
+    pub(super) fn keep_cut(&mut self, sectors: u64) {
         let start = sectors.next_multiple_of(BLOCK_SECTORS);
         if start < self.backend.sectors() {
             let kept = (start..self.backend.sectors()).map(|sector| self.backend.visible(sector));

@@ -14,13 +14,16 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
-    Action, BufMut, Completion, Content, Done, Happening, InFlight, Io, IoError, Owner, Plant,
-    SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    Action, Buf, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError,
+    Nanos, Owner, Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    check_lost,
 };
 use crate::disk::joined;
 
 /// Marks a question about extents that a store passes on, as it is the backend that knows.
 const PASSED_ON: u64 = OF_STORE >> 1;
+/// A change of size, among what a volume asks.
+pub(super) const SIZE: u64 = PASSED_ON >> 1;
 /// Sectors of the largest volumes that are compared as a whole whenever something is looked at.
 const SMALL_SECTORS: u64 = 2048;
 
@@ -44,30 +47,73 @@ impl Unit {
         if let Some(objects) = &mut self.objects {
             objects.reopen();
         }
-        if let Some(local) = &mut self.local {
-            local.reopen(&self.log, self.kept.as_ref());
-        }
         self.ended.clear();
         self.tier_out = None;
+        // Where writes went past the log, its memory held what nobody had flushed.
+        self.history.loosen(true);
+        if let Some(local) = &mut self.local
+            && !local.reopen(&self.log, self.kept.as_ref())
+        {
+            self.backend.client_lost();
+            return Ok(());
+        }
         let bottom = self.bottom()?;
         let shown = match &self.local {
             Some(local) => local.shown(self.volume, &bottom)?,
             None => bottom,
         };
         self.backend.become_as(shown);
-        // Where writes went past the log, its memory held what nobody had flushed.
-        self.history.loosen(true);
         self.check_below()
+    }
+
+    /// A log that had rotted may say again who it is, which whatever lies behind it is opened with.
+    pub(super) fn reopen_stack(&mut self) -> Result<(), Violation> {
+        if self.local.is_some() {
+            self.lose_stack()?;
+        }
+        Ok(())
+    }
+
+    /// Another owner takes over what is at the bottom.
+    pub(super) fn take_over_stack(&mut self) {
+        if let Some(objects) = &mut self.objects {
+            objects.take_over();
+        }
+        if let Some(local) = &mut self.local {
+            local.fail_asked(IoError::Fenced);
+        }
     }
 
     /// What is at the bottom alone is a disk that the client could have seen, unless a tier is between two states.
     pub(super) fn check_below(&self) -> Result<(), Violation> {
-        let is_between = self.local.as_ref().is_some_and(SimulatedStore::is_between);
-        if is_between || !self.is_stacked() {
+        let local = self.local.as_ref();
+        let is_unknown = local.is_some_and(|local| local.is_between() || !local.is_open());
+        if is_unknown || !self.is_stacked() {
             return Ok(());
         }
         let bottom = self.bottom()?;
-        check_backend::check_whole(&self.history, |sector| bottom[sector as usize])
+        let of = |history: &History| {
+            check_backend::check_whole(history, |sector| bottom[sector as usize])
+        };
+        // A local store whose log was lost begins with what it has, which the bottom gets with the next tier.
+        let is_of_before = || self.before_losses.iter().any(|before| of(before).is_ok());
+        of(&self.history).or_else(|broken| if is_of_before() { Ok(()) } else { Err(broken) })
+    }
+
+    /// The log is lost, and another one is before what lies below: the volume has what that shows.
+    pub(super) fn lose_log_of_stack(&mut self) -> Result<(), Violation> {
+        self.lose_stack()?;
+        if self.local.is_some() {
+            self.before_losses.push(self.history.clone());
+        }
+        let backend = &self.backend;
+        check_lost::give_up_log(&mut self.history, |sector| backend.visible(sector))
+    }
+
+    /// A tier has ended well: what is at the bottom is of the volume as it is.
+    pub(super) fn note_tiered(&mut self) -> Result<(), Violation> {
+        self.before_losses.clear();
+        self.check_below()
     }
 }
 
@@ -87,6 +133,7 @@ impl World {
                 let range = self.backend_range("stack read", unit, offset, buf.len())?;
                 let io = Io::StackRead(unit);
                 let number = self.insert(unit, token, io, "stack read", [offset, range.count]);
+                self.watched.count(unit, range);
                 if self.planted.strikes(Plant::ReadPastStore) {
                     self.read_past_store(unit, number, range, buf);
                 } else {
@@ -98,8 +145,16 @@ impl World {
                 offset,
                 data,
             } => {
-                let bytes = joined(&data);
-                let range = self.backend_range("stack write", unit, offset, bytes.len())?;
+                let mut data = data;
+                let mut bytes = joined(&data);
+                let Some(range) = self.cut_range("stack write", unit, offset, bytes.len())? else {
+                    self.begin_nothing(owner, token, unit);
+                    return Ok(None);
+                };
+                if range.bytes() < bytes.len() {
+                    cut(&mut data, range.bytes());
+                    bytes.truncate(range.bytes());
+                }
                 let contents = decode(self.units[unit].volume, range, &bytes)?;
                 self.check_backend_write(unit, range, &contents)?;
                 self.coverage.destaged_bytes += bytes.len() as u64;
@@ -114,7 +169,12 @@ impl World {
                 bytes,
                 unmap,
             } => {
-                let range = self.backend_range("stack zero", unit, offset, bytes as usize)?;
+                let Some(range) = self.cut_range("stack zero", unit, offset, bytes as usize)?
+                else {
+                    self.begin_nothing(owner, token, unit);
+                    return Ok(None);
+                };
+                let bytes = range.bytes() as u64;
                 let contents = vec![Content::Zero; range.count as usize];
                 self.check_backend_write(unit, range, &contents)?;
                 let op = self.units[unit].backend.submit_zero(range, unmap);
@@ -151,6 +211,27 @@ impl World {
         Ok(None)
     }
 
+    /// The local stores are polled, then the object volumes.
+    pub(super) fn poll_stacks(&mut self) -> Result<(), Violation> {
+        let now = self.engine.now();
+        for unit in 0..self.volumes() {
+            if let Some(local) = &mut self.units[unit].local {
+                let cut = local.poll(now);
+                self.go_on_with_store(unit)?;
+                if let Some(bytes) = cut {
+                    self.size_store(unit, bytes)?;
+                }
+            }
+        }
+        for unit in 0..self.volumes() {
+            if let Some(objects) = &mut self.units[unit].objects {
+                objects.poll(now);
+                self.go_on_with_objects(unit)?;
+            }
+        }
+        Ok(())
+    }
+
     /// A planted bug reads what only the backend has, whatever the store has.
     fn read_past_store(&mut self, unit: usize, number: u64, range: SectorRange, mut buf: BufMut) {
         if let Some(local) = &mut self.units[unit].local {
@@ -162,7 +243,11 @@ impl World {
     /// Ask what lies below the volume.
     fn submit(&mut self, unit: usize, number: u64, ask: StoreAsk) -> Result<(), Violation> {
         let token = Token(number);
-        if self.units[unit].local.is_some() {
+        if let Some(local) = &mut self.units[unit].local {
+            if local.sizes.is_uncut() {
+                local.uncut.push((token, ask));
+                return Ok(());
+            }
             return self.step_store(unit, StoreEvent::Submit { token, ask });
         }
         let ask = match ask {
@@ -239,6 +324,11 @@ impl World {
 
     /// The volume hears of it in its turn.
     pub(super) fn end_of_stack(&mut self, unit: usize, number: u64, result: Result<Done, IoError>) {
+        if number == SIZE {
+            self.engine
+                .after(Nanos(0), Happening::StackResized(unit, result.map(drop)));
+            return;
+        }
         self.units[unit].ended.insert(number, result);
         self.engine.at(self.engine.now(), Happening::Io(number));
     }
@@ -276,4 +366,16 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Leave out what lies beyond so many bytes.
+fn cut(data: &mut Vec<Buf>, mut bytes: usize) {
+    data.retain_mut(|buf| {
+        let keep = buf.len().min(bytes);
+        bytes -= keep;
+        if keep < buf.len() {
+            *buf = buf.slice(0..keep);
+        }
+        keep > 0
+    });
 }
