@@ -151,6 +151,25 @@ fn volume_extents_tell_dirty_from_cold() {
 }
 
 #[test]
+fn destage_joins_only_so_many_writes() {
+    let mut world = World::new(Persist::OnWrite);
+    let mark = |sector: usize| [(sector % 251) as u8 + 1; SECTOR_BYTES];
+    for sector in 0..300 {
+        world.write(sector as u64, &mark(sector));
+    }
+    assert_eq!(world.backend_writes, 0);
+    world.step(Event::DestageAll);
+    for _ in 0..100 {
+        world.now = world.now.plus(Nanos::from_millis(10));
+        world.step(Event::Poll);
+    }
+    assert_eq!(world.backend_writes, 2, "256 and the rest");
+    for (sector, found) in world.backend.chunks(SECTOR_BYTES).take(300).enumerate() {
+        assert_eq!(found, mark(sector), "sector {sector}");
+    }
+}
+
+#[test]
 fn volume_extents_of_what_only_the_log_has() {
     let mut world = World::new(Persist::OnWrite);
     world.write(8, &[1; 4096]);
