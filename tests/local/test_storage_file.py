@@ -398,3 +398,24 @@ def test_storage_refuses_what_it_cannot_do(tmp_path):
         daemon.ok("volume", "delete", "v")
         assert not other.exists()
         daemon.stop()
+
+
+def test_storage_whose_backend_has_another_owner_is_degraded_and_its_flush_ends(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    place = ("--mode", "storage", "--backend", f"dir:{tmp_path / 'objects'}", *SMALL_LOG)
+    with Daemon(tmp_path / "one") as one, Daemon(tmp_path / "two") as two:
+        one.create("v", *place)
+        client = one.nbd("v")
+        client.pwrite(b"1" * MIB, 0)
+        one.ok("volume", "flush", "v")
+        assert one.volume("v")["state"] == "healthy"
+        two.create("w", *place)
+        client.pwrite(b"2" * MIB, 0)
+        client.flush()
+        refused(one.cli("volume", "flush", "v"), 1, "another owner")
+        shown = one.volume("v")
+        assert shown["state"] == "degraded" and "another owner" in shown["reason"]
+        assert "another owner" in shown["counters"]["home"]["failed"]
+        assert client.pread(MIB, 0) == b"2" * MIB, "the local store has it"
+        client.shutdown()

@@ -587,7 +587,8 @@ pub struct HomeCounters {
     pub tiered_bytes: u64,
     /// What the last try failed with, if it failed.
     pub trouble: Option<String>,
-    /// What the local store itself failed with: nothing is tiered out any more.
+    /// Why nothing is tiered out any more before the volume is opened again: the local store failed, or another owner
+    /// has taken the backend over.
     #[serde(default)]
     pub failed: Option<String>,
     /// Bytes of data written to the local store.

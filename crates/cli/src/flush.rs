@@ -84,7 +84,7 @@ pub(super) async fn flush(
     };
     let () = client.request(Method::DELETE, &path, &()).await?;
     Err(failure(format!(
-        "flush is {why}: volume {name}: {} of {} are still to go; they stay safe in the write log: run \
+        "flush is {why}: volume {name}: {} of {} are still to go; they stay safe on this node: run \
          it again to go on",
         show(progress.left),
         show(total)

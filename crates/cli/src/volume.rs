@@ -374,6 +374,8 @@ pub(super) fn absolute_backend(url: &str) -> Result<String, Failure> {
                 .map_err(|error| Failure::failed(format!("working directory: {error}")))?;
             let here = file_url(&here);
             let here = here.strip_prefix("file:").unwrap_or(&here);
+            // The root ends with the separator already.
+            let here = here.trim_end_matches('/');
             Ok(format!("{scheme}:{here}/{rest}"))
         }
         _ => Ok(url.to_owned()),

@@ -664,9 +664,9 @@ impl Volume {
         self.log.has_failed() || destage || self.port.is_fenced()
     }
 
-    /// Of an open volume: whether what is left in the log is not destaged, or not before its device answers again.
+    /// Whether what is left in the log is not destaged, or not before its device answers again.
     pub fn log_is_stuck(&self) -> bool {
-        self.is_stuck() || self.health.log_is_silent()
+        self.log.if_open().is_some() && (self.is_stuck() || self.health.log_is_silent())
     }
 
     fn begin_close(&mut self, cx: &mut Context<'_>) {

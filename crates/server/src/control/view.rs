@@ -78,7 +78,7 @@ pub fn reason(report: &VolumeReport, read_only: bool) -> Option<String> {
         State::Healthy => home_reason(report)
             .or_else(|| map_reason(report))
             .or_else(|| Some(format!("backend: {}", report.image_trouble?))),
-        _ => Some("not open".to_owned()),
+        _ => home_reason(report).or_else(|| Some("not open".to_owned())),
     }
 }
 
@@ -153,6 +153,12 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
             report.stats.backend_errors
         )
     };
+    // What a volume in storage mode writes to.
+    let place = if report.home.is_some() {
+        "local store"
+    } else {
+        "backend"
+    };
     match trouble {
         Trouble::BackendSilent if report.stats.policy.is_direct() => format!(
             "backend: no answer for {time}: writes, flushes and reads of what is not cached wait"
@@ -162,12 +168,12 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              of what is not cached wait"
         ),
         Trouble::BackendWrites(IoError::NoSpace) => {
-            format!("backend: no space left for {time} {}", kept())
+            format!("{place}: no space left for {time} {}", kept())
         }
         Trouble::BackendWrites(IoError::Unreachable) => {
-            format!("backend: not reachable for {time} {}", kept())
+            format!("{place}: not reachable for {time} {}", kept())
         }
-        Trouble::BackendWrites(_) => format!("backend: writes fail for {time} {}", kept()),
+        Trouble::BackendWrites(_) => format!("{place}: writes fail for {time} {}", kept()),
         Trouble::BackendReads(IoError::Unreachable) => {
             format!("backend: not reachable for {time}: reads of what is not cached fail")
         }
@@ -381,7 +387,13 @@ pub fn home(status: &hdcs_core::local::Status) -> HomeCounters {
         tiers: status.tiers,
         tiered_bytes: status.tiered_bytes,
         trouble: status.tier_trouble.map(|error| error.to_string()),
-        failed: status.failed.map(|error| error.to_string()),
+        failed: (status.failed)
+            .or_else(|| {
+                status
+                    .tier_trouble
+                    .filter(|error| *error == IoError::Fenced)
+            })
+            .map(|error| error.to_string()),
         data_written_bytes: status.data_written_bytes,
         map_written_bytes: status.map_written_bytes,
         checksums_written_bytes: status.sums_written_bytes,

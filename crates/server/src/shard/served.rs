@@ -246,12 +246,14 @@ impl Served {
         self.backend.home().map(LocalStoreBackend::status)
     }
 
-    /// Its state. With a part of its local store damaged it is degraded: it goes on, and what is written there heals
-    /// it.
+    /// Its state. It is degraded while a part of its local store is damaged, which is healed by what is written there,
+    /// and while nothing can be tiered out.
     fn state(&self) -> State {
-        let is_damaged = self.home().is_some_and(|home| home.damaged_sectors > 0);
+        let is_troubled = self.home().is_some_and(|local| {
+            local.damaged_sectors > 0 || local.tier_trouble.is_some() || local.failed.is_some()
+        });
         match self.volume.state() {
-            State::Healthy if is_damaged => State::Degraded,
+            State::Healthy if is_troubled => State::Degraded,
             state => state,
         }
     }

@@ -109,10 +109,11 @@ impl Flushes {
             if seen.remaining_bytes == 0 {
                 return Ok(());
             }
-            if let Some(error) = volume.home.and_then(|local| local.failed) {
+            let local = volume.home.as_ref();
+            if let Some(why) = local.and_then(|local| view::home(local).failed) {
                 self.cancel(name).await?;
                 return Err(failed(format!(
-                    "volume {name}: its local store failed ({error}), so nothing can be tiered out: put its device \
+                    "volume {name}: nothing can be tiered out any more ({why}): put its local store or its backend \
                      right and restart the daemon"
                 )));
             }
