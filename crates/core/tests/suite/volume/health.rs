@@ -202,7 +202,8 @@ fn destage_that_failed_asks_for_a_poll_when_it_is_to_go_on() {
     let token = world.backend_silent.as_mut().expect("set").remove(0);
     answer(&mut world, token, Err(IoError::Failed));
     let at = world.volume.next_wakeup().expect("it goes on by itself");
-    assert!(at > world.now && at <= world.now.plus(Nanos::from_millis(10_000)));
+    // The first pause is short; other things that it may wake for are later.
+    assert!(at > world.now && at <= world.now.plus(Nanos::from_millis(10)));
     world.now = at;
     world.step(Event::Poll);
     assert_eq!(world.backend_silent.as_ref().map(Vec::len), Some(1));
