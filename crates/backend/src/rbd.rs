@@ -269,6 +269,9 @@ impl ImagePlace {
             ("rados_mon_op_timeout", limit),
             ("rados_osd_op_timeout", limit),
             ("rbd_cache", "false"),
+            // With two, the one that has opened an image may still be about to lock it when the image has been closed
+            // and freed meanwhile, which ends the process (`ImageState::complete_action_unlock`, 16.2.15).
+            ("librados_thread_count", "1"),
             // Without this copy a write that fails before it is sent, as it does once the lock is
             // lost, never ends (seen with 16.2.15).
             ("rbd_disable_zero_copy_writes", "true"),

@@ -9,8 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hdcs_device::Errno;
 
@@ -47,8 +46,6 @@ pub const FLAG_FAST_DIFF_INVALID: u64 = 1 << 1;
 
 /// Finished operations that are taken at once.
 const EVENTS_MAX: usize = 64;
-/// A connection is not shut down before it is so old.
-const GROWN_UP: Duration = Duration::from_secs(2);
 /// Longest text that the library gives back.
 const TEXT_BYTES_MAX: usize = 4096;
 
@@ -102,11 +99,10 @@ fn c_text(text: &str) -> CString {
     CString::new(text.split('\0').next().unwrap_or("")).unwrap_or_default()
 }
 
-/// A connection to a cluster. Dropping it blocks, unless it is young.
+/// A connection to a cluster. Dropping it blocks.
 pub struct Cluster {
     ceph: &'static Ceph,
     handle: rados::rados_t,
-    connected: OnceLock<Instant>,
 }
 
 // SAFETY: librados may be called from any thread.
@@ -121,11 +117,7 @@ impl Cluster {
         let id = c_text(id);
         // SAFETY: both pointers are valid during the call.
         check(unsafe { ceph.rados.rados_create(&raw mut handle, id.as_ptr()) })?;
-        Ok(Self {
-            ceph,
-            handle,
-            connected: OnceLock::new(),
-        })
+        Ok(Self { ceph, handle })
     }
 
     /// Read a configuration file, or those that Ceph looks for.
@@ -148,9 +140,7 @@ impl Cluster {
     /// Connect. Blocks up to `client_mount_timeout`.
     pub fn connect(&self) -> Result<(), Errno> {
         // SAFETY: a handle that is held.
-        check(unsafe { self.ceph.rados.rados_connect(self.handle) })?;
-        self.connected.get_or_init(Instant::now);
-        Ok(())
+        check(unsafe { self.ceph.rados.rados_connect(self.handle) }).map(drop)
     }
 
     /// The cluster's identity.
@@ -185,26 +175,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        struct Handle(rados::rados_t);
-        // SAFETY: librados may be called from any thread.
-        unsafe impl Send for Handle {}
-        let (ceph, handle) = (self.ceph, Handle(self.handle));
-        let shut_down = move || {
-            let Handle(handle) = { handle };
-            // SAFETY: nothing else uses the handle any more.
-            unsafe { ceph.rados.rados_shutdown(handle) };
-        };
-        // A thread of the library ends the process now and then if the connection that it still works for is shut down
-        // soon after it was made (seen with 16.2.15 on a busy machine).
-        let age = self.connected.get().map(Instant::elapsed);
-        let early = age.map_or(Duration::ZERO, |age| GROWN_UP.saturating_sub(age));
-        if early.is_zero() {
-            return shut_down();
-        }
-        closing::close("a connection to a cluster".to_owned(), move || {
-            std::thread::sleep(early);
-            shut_down();
-        });
+        // SAFETY: nothing else uses the handle any more.
+        unsafe { self.ceph.rados.rados_shutdown(self.handle) };
     }
 }
 

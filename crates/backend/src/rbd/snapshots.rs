@@ -119,8 +119,7 @@ impl ImagePlace {
                 self.spec()
             )));
         }
-        // Both over one connection, and so as the client that will read the clone: librbd ends the process now and
-        // then if the parent's connection closes after a clone over two (seen with 16.2.15).
+        // Over one connection, and so as the client that will read the clone.
         let theirs = parent.pool_in(&pool.cluster)?;
         let made = pool.clone_image(&self.image, &theirs, &parent.image, snapshot);
         made.map_err(|errno| match errno.0 {

@@ -789,12 +789,13 @@ impl Volume {
         }
     }
 
-    /// Whether what was written of a generation is not flushed any more.
-    pub(super) fn never_flushes_destaged(&self) -> bool {
-        let (config, log) = (&self.config, self.log.get());
-        let stuck = self.destaging.is_stuck(config, &self.damage, log)
-            || Destaging::gives_up(self.close, &self.log, &self.direct);
-        stuck && self.destaging.generation().stage() != Stage::Flushing
+    /// Whether flushes wait for a generation that is not flushed any more.
+    pub(super) fn holds_flushes_in_vain(&self) -> bool {
+        let config = &self.config;
+        self.destaging.holds_flushes(config)
+            && self.destaging.generation().stage() != Stage::Flushing
+            && (self.destaging.is_stuck(config, &self.damage, self.log.get())
+                || Destaging::gives_up(self.close, &self.log, &self.direct))
     }
 
     /// The log's device does not give what only it has. The item is tried again after a pause.

@@ -554,17 +554,18 @@ impl Direct {
 
     // Polling, closing.
 
-    /// Submit what is prepared; flush what is due. `is_stuck`: what was written of a generation is not flushed any more.
+    /// Submit what is prepared; flush what is due. `holds_in_vain`: flushes wait for a generation that is not flushed any
+    /// more.
     pub(super) fn poll(
         &mut self,
-        is_stuck: bool,
+        holds_in_vain: bool,
         from: &mut DirectSources<'_>,
         cx: &mut Context<'_>,
     ) {
         if from.port.is_fenced() {
             return;
         }
-        if is_stuck && from.destaging.holds_flushes(from.config) {
+        if holds_in_vain {
             let error = if from.damage.is_damaged() {
                 RequestError::Inconsistent
             } else {

@@ -518,9 +518,9 @@ impl Volume {
                 self.index.settle(STEP_WORK_MAX);
                 self.switch_path();
                 {
-                    let is_stuck = self.never_flushes_destaged();
+                    let holds_in_vain = self.holds_flushes_in_vain();
                     let (direct, mut from) = self.direct_side();
-                    direct.poll(is_stuck, &mut from, cx);
+                    direct.poll(holds_in_vain, &mut from, cx);
                 }
                 self.admit_writes(now, cx);
                 {

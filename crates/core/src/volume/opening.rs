@@ -89,6 +89,10 @@ impl Opening {
 
     /// The first of those that wait: as many as one step serves.
     pub(super) fn take_piece(&mut self) -> Vec<(RequestId, Request)> {
+        if self.early.is_empty() {
+            // Nearly always, and every poll asks.
+            return Vec::new();
+        }
         let mut looks_left = STEP_WORK_MAX;
         let fits = |(_, request): &&(RequestId, Request)| {
             // Nobody has looked yet whether the range lies within the volume.
