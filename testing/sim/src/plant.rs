@@ -124,6 +124,8 @@ pub enum Plant {
     UncountedReads,
     /// What is cut off with the end of a volume stays in the cache.
     KeptCut,
+    /// A volume grows while the older superblock of its log still names what was cut off.
+    OlderTail,
     /// A read waits until nothing of its range is being written.
     StarvedRead,
     /// Replies wait for as long as requests go on arriving.
@@ -198,6 +200,7 @@ impl Plant {
             | Self::DeafFlush
             | Self::UndoubtedFlush
             | Self::KeptCut
+            | Self::OlderTail
             | Self::StarvedRead
             | Self::ArrivalsFirst
             | Self::StuckRead

@@ -49,6 +49,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
             | Plant::HastyReopen,
         ) => Scenario::draw_for_silent_logs(seed),
         Some(Plant::KeptCut) => Scenario::draw_for_cuts(seed),
+        Some(Plant::OlderTail) => Scenario::draw_for_rotten_superblocks(seed),
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),

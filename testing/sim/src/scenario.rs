@@ -51,6 +51,8 @@ pub struct Faults {
     pub log_read_one_in: u32,
     /// Bits of the logs rot.
     pub log_rot: bool,
+    /// All that rots of it is superblocks.
+    pub rots_superblocks: bool,
     /// Reads of the log that bring wrong bytes, once.
     pub log_spoils_one_in: u32,
     /// The same while an opening replays it.

@@ -325,6 +325,32 @@ fn plant_of_a_cut_that_the_cache_does_not_forget_is_caught() {
 }
 
 #[test]
+fn plant_of_an_older_superblock_that_names_what_is_cut_off_is_caught() {
+    let rules = [
+        "read-stale",
+        "read-foreign",
+        "extents-dirty",
+        "backend-foreign",
+    ];
+    assert_caught(Plant::OlderTail, &rules);
+}
+
+#[test]
+fn superblocks_that_rot_bring_nothing_back_that_is_cut_off() {
+    let resizes: u64 = (0..15)
+        .map(|seed| {
+            let outcome = run_scenario(
+                &Scenario::draw_for_rotten_superblocks(seed),
+                Options::default(),
+            );
+            assert_eq!(outcome.violation, None, "seed {seed}");
+            outcome.coverage.resizes
+        })
+        .sum();
+    assert!(resizes > 0);
+}
+
+#[test]
 fn plant_of_a_log_that_does_not_say_what_went_past_it_is_caught() {
     assert_caught(
         Plant::ForgottenMark,

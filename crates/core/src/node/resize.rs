@@ -1,10 +1,9 @@
 //! A change of a volume's size while clients go on.
 //!
 //! ```text
-//!  shrinks ─────────────► Tell ─► Ask ─► Destage ─► Check ─┐
-//!  grows over a cut ───────────► Ask ─► Destage ───────────┴─► Whole ─► Drain ─► Forget ─► Void ─► …
-//!  grows, atomic flushes ────────────────────────────────────► Whole
-//!  grows otherwise ────────────────────────────────────────────────────────────► Forget
+//!  shrinks ─────────────► Tell ─► Ask ─► Destage ─► Check ───────────┐
+//!  grows over a cut ───────────► Ask ─► Destage ─► TellTail ─► Tail ──┴─► Whole ─► Drain ─► Forget ─► Void ─► …
+//!  grows otherwise ───────────────────────────────► TellTail
 //!
 //!  … Void ─┬─ shrinks ──────────► Backend ─► End
 //!          └─ grows ────► Cut ──► Backend ─► End
@@ -16,6 +15,8 @@
 //! | Ask | – | everything is to be destaged |
 //! | Destage | nothing is left of that | the volume is told of a smaller size once more |
 //! | Check | the volume has the smaller size | – ([`Refusal::StillWritten`]) |
+//! | TellTail | – | the older superblock of its log is to say what the newest does |
+//! | Tail | it does | – |
 //! | Whole | a backend with atomic flushes has flushed what it was given | – |
 //! | Drain | nothing is under way in the backend | – |
 //! | Forget | – | the cache forgets what lies beyond the smaller end |
@@ -28,7 +29,9 @@
 //!    and the volume's, whoever asked records the new size.
 //! 2. What lies beyond the smaller end is in no log, cache or backend before the volume is larger than that. A node that
 //!    went down within a shrink has recorded the smaller size and may have left something in each.
-//! 3. A backend whose flushes are atomic shows at a resize what it was given: so that is whole then.
+//! 3. No superblock of its log names a tail from which on something lies beyond the end when the volume grows: were the
+//!    newest damaged, the one before would bring that back.
+//! 4. A backend whose flushes are atomic shows at a resize what it was given: so that is whole then.
 //!
 //! Failure: the volume keeps the size that it has. One that was told of a smaller size keeps that over a backend that is
 //! larger.
@@ -37,6 +40,7 @@ use crate::base::error::IoError;
 use crate::base::io::BlockKey;
 use crate::base::limits::BLOCK_BYTES;
 use crate::cache::Barrier;
+use crate::volume::Cut;
 
 /// What a change of size looks at.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +49,8 @@ pub struct View {
     pub bytes: u64,
     /// What is left of destaging everything.
     pub destage_left_bytes: u64,
-    /// Whether its log holds something beyond its end.
-    pub holds_cut: bool,
+    /// What its log knows of what was cut off.
+    pub cut: Cut,
     /// Whether its backend has flushed everything that it was given.
     pub is_flushed: bool,
     /// Whether it is in trouble.
@@ -64,6 +68,8 @@ pub enum Act {
     Tell(u64),
     /// Have the volume destage everything.
     DestageAll,
+    /// Have the older superblock of its log say what the newest does.
+    TellTail,
     /// Have the cache forget so many blocks from this one on, and say with what barrier ([`Resize::forgotten`]).
     Forget(BlockKey, u64),
     /// Have the backend take so many bytes, and say how that ended ([`Resize::backend_resized`]).
@@ -89,6 +95,8 @@ enum Step {
     Ask,
     Destage,
     Check,
+    TellTail,
+    Tail,
     Whole,
     Drain,
     Forget,
@@ -114,12 +122,10 @@ impl Resize {
         let before = view.bytes;
         let step = if bytes < before {
             Step::Tell
-        } else if view.holds_cut {
+        } else if view.cut == Cut::Held {
             Step::Ask
-        } else if is_atomic {
-            Step::Whole
         } else {
-            Step::Forget
+            Step::TellTail
         };
         Self {
             step,
@@ -174,9 +180,22 @@ impl Resize {
                     self.step = Step::Check;
                     Act::Tell(self.bytes)
                 }
-                Step::Destage if view.holds_cut => Act::End(Err(Refusal::FlushCancelled)),
+                Step::Destage if view.cut == Cut::Held => Act::End(Err(Refusal::FlushCancelled)),
                 Step::Check if view.bytes != self.bytes => Act::End(Err(Refusal::StillWritten)),
-                Step::Destage | Step::Check => {
+                Step::Destage => {
+                    self.step = Step::TellTail;
+                    continue;
+                }
+                Step::TellTail => {
+                    self.step = Step::Tail;
+                    Act::TellTail
+                }
+                Step::Tail if view.cut != Cut::Gone => return None,
+                Step::Tail if !self.is_atomic => {
+                    self.step = Step::Forget;
+                    continue;
+                }
+                Step::Tail | Step::Check => {
                     self.step = Step::Whole;
                     continue;
                 }
@@ -245,7 +264,13 @@ impl Resize {
             Step::Drain => true,
             Step::Forget | Step::Void(_) => self.is_atomic || self.shrinks(),
             Step::Cut | Step::Backend => self.is_atomic && !is_read,
-            Step::Tell | Step::Ask | Step::Destage | Step::Check | Step::Whole => false,
+            Step::Tell
+            | Step::Ask
+            | Step::Destage
+            | Step::Check
+            | Step::TellTail
+            | Step::Tail
+            | Step::Whole => false,
         }
     }
 }
@@ -258,7 +283,7 @@ mod tests {
     const VIEW: View = View {
         bytes: BEFORE,
         destage_left_bytes: 0,
-        holds_cut: false,
+        cut: Cut::Gone,
         is_flushed: true,
         is_in_trouble: false,
         under_way: 0,
@@ -271,6 +296,12 @@ mod tests {
         let mut resize = Resize::begin(3, bytes, false, &VIEW);
         let first = BEFORE / BLOCK_BYTES as u64;
         let forget = Act::Forget(BlockKey::new(3, first), 1);
+        assert_eq!(resize.go_on(&VIEW), Some(Act::TellTail));
+        let telling = View {
+            cut: Cut::Named,
+            ..VIEW
+        };
+        assert_eq!(resize.go_on(&telling), None);
         assert_eq!(resize.go_on(&VIEW), Some(forget));
         resize.forgotten(Barrier(7));
         assert_eq!(resize.go_on(&VIEW), None, "it is not durable yet");
@@ -325,7 +356,7 @@ mod tests {
     #[test]
     fn growth_over_a_log_with_a_cut_destages_first() {
         let cut = View {
-            holds_cut: true,
+            cut: Cut::Held,
             ..VIEW
         };
         let mut resize = Resize::begin(3, BEFORE * 2, false, &cut);
@@ -333,6 +364,7 @@ mod tests {
         let mut cancelled = resize;
         let refused = Act::End(Err(Refusal::FlushCancelled));
         assert_eq!(cancelled.go_on(&cut), Some(refused));
+        assert_eq!(resize.go_on(&VIEW), Some(Act::TellTail));
         assert!(matches!(resize.go_on(&VIEW), Some(Act::Forget(..))));
     }
 
@@ -343,6 +375,7 @@ mod tests {
             ..VIEW
         };
         let mut resize = Resize::begin(3, BEFORE * 2, true, &unflushed);
+        assert_eq!(resize.go_on(&unflushed), Some(Act::TellTail));
         assert_eq!(resize.go_on(&unflushed), None);
         let trouble = View {
             is_in_trouble: true,

@@ -794,7 +794,9 @@ impl Volume {
         let config = &self.config;
         self.destaging.holds_flushes(config)
             && self.destaging.generation().stage() != Stage::Flushing
-            && (self.destaging.is_stuck(config, &self.damage, self.log.get())
+            && (self
+                .destaging
+                .is_stuck(config, &self.damage, self.log.get())
                 || Destaging::gives_up(self.close, &self.log, &self.direct))
     }
 

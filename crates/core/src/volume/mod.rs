@@ -116,6 +116,9 @@ pub enum Event {
     DestageAll,
     /// Return to destaging by policy.
     CancelDestageAll,
+    /// Have the older superblock of the log say what the newest does: what the log does not hold any more comes back
+    /// with neither.
+    TellTail,
     /// Stop taking requests, make everything durable, with `destage` also destage everything, and
     /// close the log cleanly; the phase becomes [`Phase::Closed`].
     Close {
@@ -124,7 +127,7 @@ pub enum Event {
     },
     /// Change the size. While the log holds something beyond the smaller of both ends nothing changes, as
     /// the configuration shows: destage first. When it shrinks that is dirty data; when it grows, what an
-    /// earlier cut took away ([`Volume::holds_cut`]). What was asked and has not begun is refused if it
+    /// earlier cut took away ([`Volume::cut`]). What was asked and has not begun is refused if it
     /// reaches beyond the new end.
     Resize {
         /// The new size, a multiple of 512.
@@ -166,6 +169,17 @@ pub struct Context<'a> {
     pub pool: &'a Rc<Pool>,
     /// Where effects go.
     pub actions: &'a mut Vec<Action>,
+}
+
+/// What the log of a volume knows of what was cut off with its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// It holds some of that: the volume was opened with a smaller size than it was written with.
+    Held,
+    /// It holds none, but the older superblock is still to say so, as it was asked to.
+    Named,
+    /// Nothing, as far as is known.
+    Gone,
 }
 
 /// How soon work that found no buffer is tried again.
@@ -256,6 +270,7 @@ impl Volume {
             Event::Completed(completion) => self.completed(now, completion, cx),
             Event::Poll => self.poll(now, cx),
             Event::DestageAll => self.destage_all(),
+            Event::TellTail => self.writes.tell_tail(),
             Event::CancelDestageAll => {
                 self.destaging.forget_target();
                 self.direct.cancel_destage_all();
@@ -815,11 +830,17 @@ impl Volume {
         !self.destaging.generation().has_unflushed()
     }
 
-    /// Whether the log holds something beyond the end: it was opened with a smaller size than it was written with.
-    /// That would come back if the volume grew, also in the next opening, so it does not until everything is
-    /// destaged; beyond the end nothing is.
-    pub fn holds_cut(&self) -> bool {
-        !self.index.is_clear(beyond(self.config.bytes))
+    /// What the log knows of what was cut off. That would come back if the volume grew, also in the next opening, so it
+    /// does not until everything is destaged, and both superblocks say so ([`Event::TellTail`]).
+    pub fn cut(&self) -> Cut {
+        let takes_superblocks = self.phase == Phase::Open && self.log.takes_superblocks();
+        if !self.index.is_clear(beyond(self.config.bytes)) {
+            Cut::Held
+        } else if self.writes.tells_tail() && takes_superblocks && !self.port.is_fenced() {
+            Cut::Named
+        } else {
+            Cut::Gone
+        }
     }
 
     /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.

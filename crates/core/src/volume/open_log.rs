@@ -177,6 +177,11 @@ impl OpenLog {
         self.unreadable = unreadable;
     }
 
+    /// Whether its device is given superblocks that are for their own sake alone.
+    pub(super) fn takes_superblocks(&self) -> bool {
+        !self.has_failed() && !self.is_given_up()
+    }
+
     /// Whether nothing can be written, for the log's sake.
     pub(super) fn refuses_writes(&self) -> bool {
         self.has_failed() || self.unreadable

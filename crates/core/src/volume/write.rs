@@ -67,6 +67,10 @@ pub(super) struct Writes {
     durable_since: Nanos,
     /// A superblock is being written that says where the log ends.
     marks_end: bool,
+    /// The older superblock is still to say what the newest does.
+    tells_tail: bool,
+    /// The one that is being written was made for that.
+    told_tail: bool,
 }
 
 impl Writes {
@@ -88,6 +92,16 @@ impl Writes {
     /// Whether a superblock is being written that says where the log ends.
     pub(super) fn marks_end(&self) -> bool {
         self.marks_end
+    }
+
+    /// Have the older superblock say what the newest does: where the log begins.
+    pub(super) fn tell_tail(&mut self) {
+        self.tells_tail = true;
+    }
+
+    /// Whether it still is to.
+    pub(super) fn tells_tail(&self) -> bool {
+        self.tells_tail
     }
 
     /// That superblock is not waited for any more.
@@ -524,13 +538,14 @@ impl Volume {
 
     /// When a superblock is to say where the log ends; none: nothing has to be said, or it cannot be now.
     fn end_mark_at(&self) -> Option<Nanos> {
-        let is_well = self.phase == Phase::Open
-            && !self.log.has_failed()
-            && !self.log.is_given_up()
-            && !self.port.is_fenced();
-        let is_due = is_well
-            && !self.direct.writes_superblock(&self.writes, &self.destaging)
-            && self.log.get().end_is_unproven();
+        let can_be_now = self.phase == Phase::Open
+            && self.log.takes_superblocks()
+            && !self.port.is_fenced()
+            && !self.direct.writes_superblock(&self.writes, &self.destaging);
+        if can_be_now && self.writes.tells_tail() {
+            return Some(self.port.now);
+        }
+        let is_due = can_be_now && self.log.get().end_is_unproven();
         is_due.then(|| self.writes.durable_since.plus(END_MARK_AGE))
     }
 
@@ -540,6 +555,7 @@ impl Volume {
             return;
         }
         self.writes.marks_end = true;
+        self.writes.told_tail = self.writes.tells_tail;
         let log = self.log.get_mut();
         log.name_durable();
         let superblock = log.superblocks_mut().next();
@@ -550,6 +566,7 @@ impl Volume {
     pub(super) fn end_was_marked(&mut self, result: Result<Done, IoError>, cx: &mut Context<'_>) {
         self.writes.marks_end = false;
         if result.is_ok() {
+            self.writes.tells_tail &= !core::mem::take(&mut self.writes.told_tail);
             self.log.superblock_ended();
         } else {
             self.superblock_failed(cx);

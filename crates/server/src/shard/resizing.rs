@@ -40,7 +40,7 @@ impl Served {
         View {
             bytes: self.volume.config().bytes,
             destage_left_bytes: self.volume.stats(now).destage_all_remaining_bytes,
-            holds_cut: self.volume.holds_cut(),
+            cut: self.volume.cut(),
             is_flushed: self.volume.backend_is_flushed(),
             is_in_trouble: self.volume.trouble().is_some(),
             under_way: self.backend.under_way(),
@@ -128,6 +128,7 @@ impl ShardState {
         match act {
             Act::Tell(bytes) => self.step(slot, Event::Resize { bytes }),
             Act::DestageAll => self.step(slot, Event::DestageAll),
+            Act::TellTail => self.step(slot, Event::TellTail),
             Act::Forget(first, blocks) => {
                 self.cache.invalidate(first, blocks);
                 let barrier = self.cache.barrier();

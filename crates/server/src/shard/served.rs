@@ -12,7 +12,7 @@ use hdcs_core::cache::ReadCache;
 use hdcs_core::local::{Status, TierState};
 use hdcs_core::node::qos::{FlowId, QosStats, Ticket};
 use hdcs_core::node::tier_out::TierOut;
-use hdcs_core::volume::{Discard, Phase, State, Volume, VolumeStats};
+use hdcs_core::volume::{Cut, Discard, Phase, State, Volume, VolumeStats};
 use hdcs_device::file::Device;
 use hdcs_frontend::access::Allow;
 use hdcs_frontend::{Export, VolumeNumber};
@@ -296,7 +296,7 @@ impl Served {
                 .map(|(trouble, since)| (trouble, now.since(since))),
             config: self.volume.config().clone(),
             stats: self.stats(now),
-            holds_cut: self.volume.holds_cut(),
+            holds_cut: self.volume.cut() == Cut::Held,
             read_latency,
             write_latency,
             flush_latency,

@@ -46,6 +46,15 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which superblocks of logs rot while sizes change.
+    pub fn draw_for_rotten_superblocks(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_damaged_logs(seed);
+        scenario.faults.rots_superblocks = true;
+        scenario.resizes = true;
+        scenario.director_pause = Nanos::from_micros(900);
+        scenario
+    }
+
     /// A scenario of a seed in which logs rot at their ends, and are opened again and again before anything is written.
     pub fn draw_for_damaged_ends(seed: u64) -> Self {
         let mut random = Stream::DamagedEnds.of(seed);

@@ -63,10 +63,6 @@ impl Scenario {
     /// What does not go with that does not happen; sizes change more often than elsewhere.
     fn suit_stacks(&mut self, random: &mut Rng) {
         self.resizes |= random.u8(..4) == 0;
-        if self.resizes {
-            // Where the newest superblock of a log has rotted, the one before may bring back what was cut off since.
-            self.faults.log_rot = false;
-        }
         // That resizes backends by hand.
         self.shrinks = false;
     }

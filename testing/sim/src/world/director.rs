@@ -1,6 +1,7 @@
 //! What happens to a node beside its clients: faults, and what an operator does.
 
 use hdcs_core::format::{CacheSuperblock, LogSuperblock};
+use hdcs_core::volume::Cut;
 
 use super::{
     BLOCK_BYTES, CacheEvent, DiskId, Event, Happening, Io, IoError, Nanos, OpId, Phase, Plant,
@@ -260,7 +261,7 @@ impl World {
         }
         let bytes = self.units[unit].log.bytes();
         // Superblocks are few: aim at them now and then.
-        let at_superblocks = self.random.u8(..8) == 0;
+        let at_superblocks = self.random.u8(..8) == 0 || self.scenario.faults.rots_superblocks;
         for _ in 0..200 {
             let bit = self.random.u8(..);
             let offset = if at_superblocks {
@@ -398,7 +399,9 @@ impl World {
 
     fn grow(&mut self, unit: usize) -> Result<(), Violation> {
         let sectors = self.units[unit].history.sectors();
-        let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
+        let holds_cut = self
+            .volume(unit)
+            .is_some_and(|volume| volume.cut() == Cut::Held);
         let is_busy = self.units[unit].resizing.is_some() || holds_cut;
         let is_busy = is_busy || self.units[unit].is_stacked();
         if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {

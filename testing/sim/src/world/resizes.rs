@@ -6,10 +6,11 @@
 //! backend beyond its end is left out.
 
 use hdcs_core::node::resize::{Act, Resize, View};
+use hdcs_core::volume::Cut;
 
 use super::{
     Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner,
-    Phase, Plant, SECTOR_BYTES, Violation, Volume, World,
+    Phase, Plant, SECTOR_BYTES, Violation, World,
 };
 
 /// A volume is not made smaller than that, in sectors,
@@ -46,7 +47,9 @@ impl World {
         if to == before || to > SECTORS_MAX.max(at_first) {
             return Ok(());
         }
-        let holds_cut = self.volume(unit).is_some_and(Volume::holds_cut);
+        let holds_cut = self
+            .volume(unit)
+            .is_some_and(|volume| volume.cut() == Cut::Held);
         self.coverage.cut_logs += u64::from(to > before && holds_cut);
         self.engine
             .note("begin resize", [unit as u64, before, to, 0]);
@@ -66,7 +69,7 @@ impl World {
         Some(View {
             bytes: volume.config().bytes,
             destage_left_bytes: volume.stats(self.engine.now()).destage_all_remaining_bytes,
-            holds_cut: volume.holds_cut(),
+            cut: volume.cut(),
             is_flushed: volume.backend_is_flushed(),
             is_in_trouble: volume.trouble().is_some(),
             under_way: asked.filter(|one| one.io.backend() == Some(unit)).count(),
@@ -98,6 +101,8 @@ impl World {
         match act {
             Act::Tell(bytes) => self.step_volume(unit, Event::Resize { bytes }),
             Act::DestageAll => self.destage_all(unit),
+            Act::TellTail if self.planted.is(Plant::OlderTail) => Ok(()),
+            Act::TellTail => self.step_volume(unit, Event::TellTail),
             Act::Forget(first, blocks) => {
                 let Some(Node { cache, .. }) = &mut self.node else {
                     return Ok(());

@@ -6,7 +6,7 @@ use hdcs_core::base::error::{IoError, RequestError};
 use hdcs_core::base::io::{Action, BlockKey, Completion, Nanos, Request, RequestId, SectorRange};
 use hdcs_core::base::limits::CACHE_BYTES_MIN;
 use hdcs_core::cache::{SsdConfig, Tier};
-use hdcs_core::volume::{Context, Event, Persist};
+use hdcs_core::volume::{Context, Cut, Event, Persist};
 use hdcs_kit::volume::{BYTES, World};
 
 const HALF: u64 = BYTES as u64 / 2;
@@ -200,11 +200,11 @@ fn resize_waits_until_the_log_has_nothing_of_what_was_cut_off() {
         world.step(Event::Resize { bytes });
         assert_eq!(world.volume.config().bytes, HALF, "{bytes}");
     }
-    assert!(world.volume.holds_cut());
+    assert_eq!(world.volume.cut(), Cut::Held);
     world.backend_silent = None;
     world.step(Event::DestageAll);
     pass(&mut world);
-    assert!(!world.volume.holds_cut());
+    assert_eq!(world.volume.cut(), Cut::Gone);
     world.step(Event::Resize { bytes: 2 * HALF });
     assert_eq!(world.volume.config().bytes, 2 * HALF);
     world.config.bytes = 2 * HALF;
