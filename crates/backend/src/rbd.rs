@@ -272,6 +272,8 @@ impl ImagePlace {
             // With two, the one that has opened an image may still be about to lock it when the image has been closed
             // and freed meanwhile, which ends the process (`ImageState::complete_action_unlock`, 16.2.15).
             ("librados_thread_count", "1"),
+            // Of which librbd makes as many as that says.
+            ("rbd_op_threads", "1"),
             // Without this copy a write that fails before it is sent, as it does once the lock is
             // lost, never ends (seen with 16.2.15).
             ("rbd_disable_zero_copy_writes", "true"),

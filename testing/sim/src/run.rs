@@ -133,6 +133,9 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
     world.give_work(scenario.requests);
     let ended = world.run_until(|world| world.is_idle() || world.is_broken())?;
     if ended == Ended::Crash {
+        if scenario.faults.rots_superblocks {
+            world.rot_ends();
+        }
         return world.crash(power);
     }
     if world.has_failed() {

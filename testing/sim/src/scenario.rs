@@ -51,7 +51,7 @@ pub struct Faults {
     pub log_read_one_in: u32,
     /// Bits of the logs rot.
     pub log_rot: bool,
-    /// All that rots of it is superblocks.
+    /// All that rots of it is its newest superblock, as a node goes down.
     pub rots_superblocks: bool,
     /// Reads of the log that bring wrong bytes, once.
     pub log_spoils_one_in: u32,

@@ -3,7 +3,8 @@
 //! ```text
 //!  shrinks ─────────────► Tell ─► Ask ─► Destage ─► Check ───────────┐
 //!  grows over a cut ───────────► Ask ─► Destage ─► TellTail ─► Tail ──┴─► Whole ─► Drain ─► Forget ─► Void ─► …
-//!  grows otherwise ───────────────────────────────► TellTail
+//!  grows, atomic flushes ─────────────────────────► TellTail ─► Tail ────► Whole
+//!  grows otherwise ───────────────────────────────► TellTail ─► Tail ─────────────────────► Forget
 //!
 //!  … Void ─┬─ shrinks ──────────► Backend ─► End
 //!          └─ grows ────► Cut ──► Backend ─► End
@@ -15,8 +16,8 @@
 //! | Ask | – | everything is to be destaged |
 //! | Destage | nothing is left of that | the volume is told of a smaller size once more |
 //! | Check | the volume has the smaller size | – ([`Refusal::StillWritten`]) |
-//! | TellTail | – | the older superblock of its log is to say what the newest does |
-//! | Tail | it does | – |
+//! | TellTail | – | both superblocks of its log are to say the same |
+//! | Tail | they do | – ([`Refusal::Log`]) |
 //! | Whole | a backend with atomic flushes has flushed what it was given | – |
 //! | Drain | nothing is under way in the backend | – |
 //! | Forget | – | the cache forgets what lies beyond the smaller end |
@@ -68,7 +69,7 @@ pub enum Act {
     Tell(u64),
     /// Have the volume destage everything.
     DestageAll,
-    /// Have the older superblock of its log say what the newest does.
+    /// Have both superblocks of its log say the same.
     TellTail,
     /// Have the cache forget so many blocks from this one on, and say with what barrier ([`Resize::forgotten`]).
     Forget(BlockKey, u64),
@@ -85,6 +86,8 @@ pub enum Refusal {
     FlushCancelled,
     /// What lies beyond the new end is being written.
     StillWritten,
+    /// Its log cannot say that nothing is left of what was cut off before.
+    Log,
     /// The backend has failed.
     Backend(IoError),
 }
@@ -114,6 +117,8 @@ pub struct Resize {
     bytes: u64,
     /// Whether flushes of the backend are atomic.
     is_atomic: bool,
+    /// Whether it has begun over a log that held what was cut off.
+    is_over_cut: bool,
 }
 
 impl Resize {
@@ -133,6 +138,7 @@ impl Resize {
             before,
             bytes,
             is_atomic,
+            is_over_cut: view.cut == Cut::Held,
         }
     }
 
@@ -190,8 +196,9 @@ impl Resize {
                     self.step = Step::Tail;
                     Act::TellTail
                 }
+                Step::Tail if view.cut == Cut::Untold => Act::End(Err(Refusal::Log)),
                 Step::Tail if view.cut != Cut::Gone => return None,
-                Step::Tail if !self.is_atomic => {
+                Step::Tail if !self.is_atomic && !self.is_over_cut => {
                     self.step = Step::Forget;
                     continue;
                 }
@@ -302,6 +309,12 @@ mod tests {
             ..VIEW
         };
         assert_eq!(resize.go_on(&telling), None);
+        let untold = View {
+            cut: Cut::Untold,
+            ..VIEW
+        };
+        let mut refused = resize;
+        assert_eq!(refused.go_on(&untold), Some(Act::End(Err(Refusal::Log))));
         assert_eq!(resize.go_on(&VIEW), Some(forget));
         resize.forgotten(Barrier(7));
         assert_eq!(resize.go_on(&VIEW), None, "it is not durable yet");
@@ -365,6 +378,11 @@ mod tests {
         let refused = Act::End(Err(Refusal::FlushCancelled));
         assert_eq!(cancelled.go_on(&cut), Some(refused));
         assert_eq!(resize.go_on(&VIEW), Some(Act::TellTail));
+        let draining = View {
+            under_way: 1,
+            ..VIEW
+        };
+        assert_eq!(resize.go_on(&draining), None);
         assert!(matches!(resize.go_on(&VIEW), Some(Act::Forget(..))));
     }
 

@@ -116,8 +116,7 @@ pub enum Event {
     DestageAll,
     /// Return to destaging by policy.
     CancelDestageAll,
-    /// Have the older superblock of the log say what the newest does: what the log does not hold any more comes back
-    /// with neither.
+    /// Have both superblocks of the log say the same: what the log does not hold any more comes back with neither.
     TellTail,
     /// Stop taking requests, make everything durable, with `destage` also destage everything, and
     /// close the log cleanly; the phase becomes [`Phase::Closed`].
@@ -176,9 +175,11 @@ pub struct Context<'a> {
 pub enum Cut {
     /// It holds some of that: the volume was opened with a smaller size than it was written with.
     Held,
-    /// It holds none, but the older superblock is still to say so, as it was asked to.
+    /// It holds none, and both superblocks are about to say so, as they were asked to.
     Named,
-    /// Nothing, as far as is known.
+    /// The same, but the log's device is given none, or does not answer.
+    Untold,
+    /// Nothing. Of a device that was given up, no superblock counts any more.
     Gone,
 }
 
@@ -833,13 +834,15 @@ impl Volume {
     /// What the log knows of what was cut off. That would come back if the volume grew, also in the next opening, so it
     /// does not until everything is destaged, and both superblocks say so ([`Event::TellTail`]).
     pub fn cut(&self) -> Cut {
-        let takes_superblocks = self.phase == Phase::Open && self.log.takes_superblocks();
+        let cannot = self.log.has_failed() || self.port.is_fenced() || self.health.log_is_silent();
         if !self.index.is_clear(beyond(self.config.bytes)) {
             Cut::Held
-        } else if self.writes.tells_tail() && takes_superblocks && !self.port.is_fenced() {
-            Cut::Named
-        } else {
+        } else if !self.writes.tells_tail() || self.log.is_given_up() {
             Cut::Gone
+        } else if cannot {
+            Cut::Untold
+        } else {
+            Cut::Named
         }
     }
 

@@ -67,10 +67,10 @@ pub(super) struct Writes {
     durable_since: Nanos,
     /// A superblock is being written that says where the log ends.
     marks_end: bool,
-    /// The older superblock is still to say what the newest does.
-    tells_tail: bool,
-    /// The one that is being written was made for that.
-    told_tail: bool,
+    /// Superblocks that are still to be written so that both say the same.
+    same_superblocks_left: u8,
+    /// The one that is being written is one of them.
+    is_same: bool,
 }
 
 impl Writes {
@@ -94,14 +94,14 @@ impl Writes {
         self.marks_end
     }
 
-    /// Have the older superblock say what the newest does: where the log begins.
+    /// Have both superblocks say the same.
     pub(super) fn tell_tail(&mut self) {
-        self.tells_tail = true;
+        self.same_superblocks_left = 2;
     }
 
-    /// Whether it still is to.
+    /// Whether they are still to.
     pub(super) fn tells_tail(&self) -> bool {
-        self.tells_tail
+        self.same_superblocks_left > 0
     }
 
     /// That superblock is not waited for any more.
@@ -555,7 +555,7 @@ impl Volume {
             return;
         }
         self.writes.marks_end = true;
-        self.writes.told_tail = self.writes.tells_tail;
+        self.writes.is_same = self.writes.tells_tail();
         let log = self.log.get_mut();
         log.name_durable();
         let superblock = log.superblocks_mut().next();
@@ -566,7 +566,8 @@ impl Volume {
     pub(super) fn end_was_marked(&mut self, result: Result<Done, IoError>, cx: &mut Context<'_>) {
         self.writes.marks_end = false;
         if result.is_ok() {
-            self.writes.tells_tail &= !core::mem::take(&mut self.writes.told_tail);
+            let same = u8::from(core::mem::take(&mut self.writes.is_same));
+            self.writes.same_superblocks_left -= same;
             self.log.superblock_ended();
         } else {
             self.superblock_failed(cx);

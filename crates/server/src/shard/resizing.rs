@@ -167,6 +167,7 @@ impl ShardState {
         let held = std::mem::take(&mut served.held);
         let why = result.err().map(|refusal| match refusal {
             Refusal::FlushCancelled => FLUSH_CANCELLED.to_owned(),
+            Refusal::Log => "its log cannot be written, or does not answer; `hdcs volume show` says why".to_owned(),
             Refusal::StillWritten => format!(
                 "what lies beyond {bytes} bytes is being written: stop whoever writes there, then shrink it again"
             ),

@@ -51,7 +51,9 @@ impl Scenario {
         let mut scenario = Self::draw_for_damaged_logs(seed);
         scenario.faults.rots_superblocks = true;
         scenario.resizes = true;
-        scenario.director_pause = Nanos::from_micros(900);
+        for volume in &mut scenario.volumes {
+            volume.config.dirty_age_max = Nanos::from_millis(30_000);
+        }
         scenario
     }
 

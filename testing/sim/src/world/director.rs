@@ -214,13 +214,21 @@ impl World {
         self.check_commits(unit)
     }
 
-    /// Let the end of each log rot that has one.
+    /// Let the end of each log rot that has one, or its newest superblock, where that is what rots.
     pub fn rot_ends(&mut self) {
         if !self.scenario.faults.log_rot {
             return;
         }
         for unit in 0..self.units.len() {
             let state = &self.units[unit];
+            if self.scenario.faults.rots_superblocks {
+                if let Some(newest) = check_log::superblock(&state.log) {
+                    let offset = LogSuperblock::offset_of(newest.sequence.get());
+                    let byte = self.random.u64(..BLOCK_BYTES as u64);
+                    self.rot_log(unit, offset + byte, 0);
+                }
+                continue;
+            }
             let Some(view) = check_log::read_log(&state.log, state.kept.as_ref()) else {
                 continue;
             };
@@ -256,12 +264,14 @@ impl World {
     pub(super) fn log_rots(&mut self, unit: usize) {
         // What becomes of an opening is judged by what the log held when that began.
         let is_opening = self.phase(unit) == Some(Phase::Opening);
-        if !self.scenario.faults.log_rot || is_opening || self.random.u8(..4) > 0 {
+        let faults = &self.scenario.faults;
+        let rots = faults.log_rot && !faults.rots_superblocks;
+        if !rots || is_opening || self.random.u8(..4) > 0 {
             return;
         }
         let bytes = self.units[unit].log.bytes();
         // Superblocks are few: aim at them now and then.
-        let at_superblocks = self.random.u8(..8) == 0 || self.scenario.faults.rots_superblocks;
+        let at_superblocks = self.random.u8(..8) == 0;
         for _ in 0..200 {
             let bit = self.random.u8(..);
             let offset = if at_superblocks {
@@ -402,7 +412,8 @@ impl World {
         let holds_cut = self
             .volume(unit)
             .is_some_and(|volume| volume.cut() == Cut::Held);
-        let is_busy = self.units[unit].resizing.is_some() || holds_cut;
+        // Where volumes shrink as well, they grow as a node has them grow.
+        let is_busy = self.scenario.resizes || holds_cut;
         let is_busy = is_busy || self.units[unit].is_stacked();
         if self.phase(unit) != Some(Phase::Open) || sectors > 200_000 || is_busy {
             return Ok(());
