@@ -269,10 +269,10 @@ impl ImagePlace {
             ("rados_mon_op_timeout", limit),
             ("rados_osd_op_timeout", limit),
             ("rbd_cache", "false"),
-            // With two, the one that has opened an image may still be about to lock it when the image has been closed
-            // and freed meanwhile, which ends the process (`ImageState::complete_action_unlock`, 16.2.15).
+            // With two threads, the one that opened an image may lock it after the caller has closed and freed it, which
+            // ends the process (`ImageState::complete_action_unlock` of 16.2.15).
             ("librados_thread_count", "1"),
-            // Of which librbd makes as many as that says.
+            // librbd raises the number of threads to this one.
             ("rbd_op_threads", "1"),
             // Without this copy a write that fails before it is sent, as it does once the lock is
             // lost, never ends (seen with 16.2.15).

@@ -305,7 +305,7 @@ mod tests {
         let forget = Act::Forget(BlockKey::new(3, first), 1);
         assert_eq!(resize.go_on(&VIEW), Some(Act::TellTail));
         let telling = View {
-            cut: Cut::Named,
+            cut: Cut::Pending,
             ..VIEW
         };
         assert_eq!(resize.go_on(&telling), None);

@@ -176,7 +176,7 @@ pub enum Cut {
     /// It holds some of that: the volume was opened with a smaller size than it was written with.
     Held,
     /// It holds none, and both superblocks are about to say so, as they were asked to.
-    Named,
+    Pending,
     /// The same, but the log's device is given none, or does not answer.
     Untold,
     /// Nothing. Of a device that was given up, no superblock counts any more.
@@ -842,7 +842,7 @@ impl Volume {
         } else if cannot {
             Cut::Untold
         } else {
-            Cut::Named
+            Cut::Pending
         }
     }
 

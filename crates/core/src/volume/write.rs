@@ -97,6 +97,8 @@ impl Writes {
     /// Have both superblocks say the same.
     pub(super) fn tell_tail(&mut self) {
         self.same_superblocks_left = 2;
+        // One that is under way was made before.
+        self.is_same = false;
     }
 
     /// Whether they are still to.
