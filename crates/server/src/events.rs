@@ -15,6 +15,7 @@
 //!    clients do: events that repeat within [`WINDOW`] become one with a count, and of each kind more than its rate are
 //!    only counted.
 //! 4. Numbers only grow, also over a restart. After a loss of power those of the last second may be given once more.
+//! 5. Whoever asks for events sees those that were noted before, unless the disk hangs ([`Events::settled`]).
 //!
 //! Failure: see [`journal`]; events that cannot be written stay in memory.
 
@@ -32,6 +33,7 @@ use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_frontend::Ending;
 use journal::Journal;
+use tokio::sync::watch;
 
 /// Events in memory.
 pub const EVENTS_MAX: usize = 4096;
@@ -125,6 +127,9 @@ struct Gate {
     clients: AtomicUsize,
     /// Events that it did not take, by [`Record`].
     lost: [AtomicU64; 2],
+    /// Events that it took, and those of them that the thread has dealt with.
+    queued: AtomicU64,
+    taken: watch::Sender<u64>,
 }
 
 /// Takes events from any thread.
@@ -156,6 +161,8 @@ impl Recorder {
                 .clients
                 .fetch_sub(usize::from(is_of_client), order);
             lost.fetch_add(1, order);
+        } else {
+            self.gate.queued.fetch_add(1, order);
         }
     }
 }
@@ -230,6 +237,15 @@ impl Events {
         }
         // If it does not answer, there is nobody left to tell.
         let _ = is_done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+
+    /// Wait until what was noted before this call can be listed, and no longer than `time_max`: a disk may hang.
+    pub async fn settled(&self, time_max: Duration) {
+        let gate = &self.recorder.gate;
+        let queued = gate.queued.load(Ordering::Relaxed);
+        let mut taken = gate.taken.subscribe();
+        // What has not been taken in time is listed later.
+        let _ = tokio::time::timeout(time_max, taken.wait_for(|taken| *taken >= queued)).await;
     }
 
     /// How the run before this one ended, in words, if there was one. To be asked before a start is noted.
@@ -375,6 +391,7 @@ impl Writer {
                         let clients = &self.gate.clients;
                         clients.fetch_sub(usize::from(is_of_client), Ordering::Relaxed);
                         self.take(event, Instant::now());
+                        self.gate.taken.send_modify(|taken| *taken += 1);
                     }
                     Item::Finish(done) => asked = Some(done),
                 }

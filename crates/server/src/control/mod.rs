@@ -52,6 +52,8 @@ use crate::events::{EVENTS_MAX, Recorder};
 const EVENT_NUMBER_MAX: u64 = i64::MAX as u64;
 /// Events in an answer if nobody says how many.
 const EVENTS_DEFAULT: usize = 100;
+/// How long whoever asks for events waits for those that are not written yet: a disk may hang.
+const EVENTS_TIME_MAX: Duration = Duration::from_secs(5);
 /// Connections at once: an operator, a dashboard, a scraper, and room.
 const CONNECTIONS_MAX: usize = 64;
 /// The largest request body: a few hundred bytes are usual.
@@ -499,11 +501,10 @@ async fn list_events(
         )
         .into());
     }
-    Ok(Json(node.events().list(
-        query.after,
-        limit,
-        query.volume.as_deref(),
-    )))
+    let events = node.events();
+    events.settled(EVENTS_TIME_MAX).await;
+    let volume = query.volume.as_deref();
+    Ok(Json(events.list(query.after, limit, volume)))
 }
 
 /// Metrics in Prometheus' text format.

@@ -63,6 +63,18 @@ fn events_are_there_after_a_restart_and_numbers_go_on() {
     assert_eq!(Journal::new(directory.path(), "events").read(10).len(), 4);
 }
 
+#[tokio::test]
+async fn events_are_listed_as_soon_as_they_are_noted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let events = Events::open(directory.path()).expect("events");
+    for number in 1..=200 {
+        events.note(created(&format!("v{number}")));
+        events.settled(Duration::from_secs(60)).await;
+        let last = events.list(None, 1, None);
+        assert_eq!(last[0].number, number, "{last:?}");
+    }
+}
+
 #[test]
 fn events_that_repeat_become_one_with_a_count() {
     let directory = tempfile::tempdir().unwrap();
