@@ -153,6 +153,40 @@ fn in_flight_is_bounded_and_in_order() {
     assert_eq!(bench.stack.under_way(), 0);
 }
 
+/// Blocks, if only for a moment.
+struct Blocking;
+
+impl Backend for Blocking {
+    fn submit(&mut self, _now: Nanos, operation: Operation, port: &mut Port<'_>) {
+        std::thread::sleep(Duration::from_micros(10));
+        port.end(operation.token, Ok(Done::Written));
+    }
+
+    fn completed(&mut self, _: Nanos, _: Token, outcome: Outcome, _: &mut Port<'_>) {
+        unreachable!("it starts nothing that ends in {outcome:?}");
+    }
+
+    fn poll(&mut self, _now: Nanos, _port: &mut Port<'_>) {}
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+}
+
+#[test]
+#[should_panic(expected = "rule 5: the thread had to wait in ")]
+fn backend_that_blocks_is_caught() {
+    let mut bench = Bench::over(Stack::new(Box::new(Blocking), BYTES));
+    for _ in 0..50 {
+        bench.ask(Ask::Flush).unwrap();
+    }
+    bench.calls.assert_few_waits();
+}
+
 /// Can only be read; whoever asks it for more has overlooked that.
 struct Frozen;
 
