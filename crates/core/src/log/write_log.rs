@@ -684,6 +684,11 @@ impl WriteLog {
         self.head
     }
 
+    /// Where it begins, as a superblock on the device says.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
     /// Blocks in the ring.
     pub fn ring_blocks(&self) -> u64 {
         self.ring_blocks

@@ -43,6 +43,8 @@ pub(super) struct Damage {
     bad: BTreeSet<u64>,
     /// What is lost, as of the last write that was accepted.
     lost: LostSectors,
+    /// Where the log had ended when something was cut off of what is lost.
+    cut_end: u64,
 }
 
 impl Damage {
@@ -56,9 +58,18 @@ impl Damage {
         &self.lost
     }
 
-    /// These sectors are not part of the volume any more.
-    pub(super) fn cut(&mut self, range: SectorRange) {
+    /// These sectors are not part of the volume any more, and what is lost of them is forgotten.
+    pub(super) fn cut(&mut self, range: SectorRange, log: &mut WriteLog) {
+        if log.superblocks().lost().overlaps(range) {
+            self.cut_end = log.head();
+        }
+        log.superblocks_mut().forget_lost(range);
         self.lost.remove(range);
+    }
+
+    /// Whether the log may still hold some of what is lost and was cut off: at the next opening it may read well.
+    pub(super) fn holds_cut(&self, log: &WriteLog) -> bool {
+        log.tail() < self.cut_end
     }
 
     /// Why a write cannot be taken for the sake of what is lost: what goes past the log would not be recorded, nor more

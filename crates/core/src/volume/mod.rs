@@ -639,7 +639,7 @@ impl Volume {
                 self.port.stats.replayed_bytes = log.bytes().appended;
                 self.port.stats.log_corrupt_blocks = log.superblocks().damaged_blocks();
                 log.set_entries_max(self.config.log_entries_max);
-                log.superblocks_mut().forget_lost(beyond(self.config.bytes));
+                self.damage.cut(beyond(self.config.bytes), &mut log);
                 let lost = log.superblocks().lost().clone();
                 for range in lost.iter() {
                     self.cached.own(range);
@@ -745,7 +745,11 @@ impl Volume {
     fn resize(&mut self, bytes: u64, cx: &mut Context<'_>) {
         let (from, to) = (bytes.min(self.config.bytes), bytes.max(self.config.bytes));
         let beyond = beyond(from);
-        if !self.index.is_clear(beyond) || self.direct.overlaps(beyond) {
+        let grows = bytes > self.config.bytes;
+        if !self.index.is_clear(beyond)
+            || self.direct.overlaps(beyond)
+            || grows && self.damage.holds_cut(self.log.get())
+        {
             return;
         }
         // What is cut off must not come back when the volume grows again.
@@ -755,8 +759,7 @@ impl Volume {
         self.cached.invalidate(cut, cx);
         self.cached.own(cut);
         self.cached.resize(bytes);
-        self.damage.cut(beyond);
-        self.log.get_mut().superblocks_mut().forget_lost(beyond);
+        self.damage.cut(beyond, self.log.get_mut());
         self.config.bytes = bytes;
         let sectors = self.sectors();
         (self.writes).refuse_beyond(sectors, &mut self.port, cx);
@@ -835,7 +838,10 @@ impl Volume {
     /// does not until everything is destaged, and both superblocks say so ([`Event::TellTail`]).
     pub fn cut(&self) -> Cut {
         let cannot = self.log.has_failed() || self.port.is_fenced() || self.health.log_is_silent();
-        if !self.index.is_clear(beyond(self.config.bytes)) {
+        if !self.index.is_clear(beyond(self.config.bytes))
+            || !self.log.is_given_up()
+                && (self.log.if_open()).is_some_and(|log| self.damage.holds_cut(log))
+        {
             Cut::Held
         } else if !self.writes.tells_tail() || self.log.is_given_up() {
             Cut::Gone
