@@ -11,7 +11,7 @@ use hdcs_backend::Absent;
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
-use hdcs_core::volume::{Persist, Policy, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{Persist, Volume, VolumeConfig};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::create_region;
 use hdcs_device::ring::RingConfig;
@@ -50,29 +50,13 @@ pub fn config(number: u32) -> VolumeConfig {
         uuid: [number as u8; 16],
         bytes: BYTES,
         log_bytes: LOG_BYTES,
-        policy: Policy::WriteBack,
-        persist: Persist::OnWrite,
-        compression: None,
         codec: &hdcs_backend::codec::CODECS,
-        when_full: WhenFull::Wait,
-        unpersisted_bytes_max: 1 << 20,
-        unpersisted_age_max: Nanos::from_millis(100),
         dirty_age_max: Nanos::from_millis(60_000),
-        dirty_ratio_min: 50,
-        dirty_ratio_max: 80,
-        destage_depth_max: 8,
         sequential_cutoff_bytes: 1 << 30,
-        promote_hits: 1,
-        fill_rate_max_bytes_s: 1 << 30,
         read_ahead_bytes_max: 0,
         log_entries_max: LOG_BYTES / 4096,
-        resident_bytes_max: 4 << 20,
         backend_extents: true,
-        backend_atomic: false,
-        log_failure: hdcs_core::volume::LogFailure::ReadOnly,
-        discard: hdcs_core::volume::Discard::Pass,
-        backend_answer_max: Nanos::from_millis(5_000),
-        log_answer_max: Nanos::from_millis(5_000),
+        ..hdcs_kit::volume::config(Persist::OnWrite)
     }
 }
 
