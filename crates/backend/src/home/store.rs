@@ -14,9 +14,7 @@ use hdcs_core::base::cipher::KeyedCipher;
 use hdcs_core::base::error::{FormatError, IoError};
 use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::local::Config;
-use hdcs_core::local::format::{
-    self, HomeSuperblock, Layout, MapCheck, PAGE_BLOCKS, SUMS_UNTRUSTED,
-};
+use hdcs_core::local::format::{self, HomeSuperblock, Layout, MapCheck, SUMS_UNTRUSTED};
 use hdcs_core::local::map::{BlockState, Map};
 use hdcs_core::local::open::{Before, Opening, Refused, Step};
 use hdcs_device::file::{self as device, DeviceError, Direct};
@@ -437,14 +435,12 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     let (home, bytes) = (superblock.home.get(), superblock.bytes.get());
     let mut check = MapCheck::new(&superblock);
     let (mut dirty, mut zero) = (0, 0);
-    let blocks = bytes / BLOCK_BYTES as u64;
     for page in 0..format::pages(bytes) {
-        let found = pair(&file, superblock.layout().page_offset(page, 0))?;
+        let found = pair(&file, superblock.layout().page_offset(page, 0)).ok()?;
         let found = format::choose_page([&found[0], &found[1]], home, page, None).ok()?;
         check.add(&found);
         // Never more than one of them in memory, whatever the size of the local store.
-        let its = (blocks - page * PAGE_BLOCKS).min(PAGE_BLOCKS);
-        let map = Map::load(vec![found.page], its, 0, true);
+        let map = Map::of_page(found.page, bytes);
         dirty += map.count(BlockState::Dirty);
         zero += map.count(BlockState::Zero);
     }
@@ -452,16 +448,16 @@ pub fn dirty_of(path: &Path, volume: Uuid) -> Option<(u64, bool)> {
     Some((dirty * BLOCK_BYTES as u64, dirty + zero == 0))
 }
 
-/// Two blocks of a file or device that nobody needs to have open.
-fn pair(file: &File, offset: u64) -> Option<[Vec<u8>; 2]> {
+/// Two blocks of a file or device, from this offset in bytes on. Nobody needs to have it open.
+pub fn pair(file: &File, offset: u64) -> io::Result<[Vec<u8>; 2]> {
     let mut blocks = vec![0; 2 * BLOCK_BYTES];
-    file.read_exact_at(&mut blocks, offset).ok()?;
+    file.read_exact_at(&mut blocks, offset)?;
     let second = blocks.split_off(BLOCK_BYTES);
-    Some([blocks, second])
+    Ok([blocks, second])
 }
 
 fn superblock_of(file: &File, volume: Uuid) -> Option<HomeSuperblock> {
-    let found = pair(file, 0)?;
+    let found = pair(file, 0).ok()?;
     let superblock = HomeSuperblock::newest([&found[0], &found[1]]).ok()?;
     (superblock.volume == volume.into_bytes()).then_some(superblock)
 }

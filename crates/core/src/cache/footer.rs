@@ -86,6 +86,12 @@ impl<'a> FooterLines<'a> {
                 }
             })
     }
+
+    /// Each that is in use, with its number.
+    pub fn used(&self) -> impl Iterator<Item = (usize, FooterLine<'a>)> + use<'a> {
+        let lines = self.iter().enumerate();
+        lines.filter(|(_, line)| line.key != u64::MAX)
+    }
 }
 
 /// The footer in `block`, with its checksum verified, and its lines, which fit their segment.

@@ -225,27 +225,31 @@ fn read_block(at: At, block: &[u8]) -> Found {
         })
 }
 
-/// One epoch of the journal, read block by block and in order.
+/// The journal that superblocks tell of, read block by block and in order, one epoch after the other.
 #[derive(Debug)]
-pub struct EpochScan {
+pub struct JournalScan {
+    layout: Layout,
     format: u64,
-    epoch: u64,
-    next: u64,
     /// The start that the superblocks tell of.
     incarnation: u64,
+    epoch: u64,
+    last_epoch: u64,
+    next: u64,
     stamp: u64,
-    /// Blocks of entries, once a blank one was found behind them.
+    /// Blocks of entries of the epoch, once a blank one was found behind them.
     end: Option<u64>,
 }
 
-impl EpochScan {
-    /// From the front of this epoch's half.
-    pub fn new(root: &Root, epoch: u64) -> Self {
+impl JournalScan {
+    /// From the first epoch that counts.
+    pub fn new(root: &Root, layout: &Layout) -> Self {
         Self {
+            layout: *layout,
             format: root.format,
-            epoch,
-            next: 0,
             incarnation: root.incarnation,
+            epoch: root.journal_first,
+            last_epoch: root.journal_last,
+            next: 0,
             stamp: root.stamp,
             end: None,
         }
@@ -256,17 +260,19 @@ impl EpochScan {
         self.stamp
     }
 
-    /// Which epoch.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    /// The epoch of the next block, and its place within that.
+    pub fn next(&self) -> (u64, u64) {
+        (self.epoch, self.next)
     }
 
-    /// The block to be read next.
-    pub fn next(&self) -> u64 {
-        self.next
+    /// Where the next blocks lie, and bytes of so many at most; `None` at the end.
+    pub fn next_read(&self, blocks_max: u64) -> Option<(u64, usize)> {
+        let left = self.layout.half_blocks - self.next;
+        let offset = self.layout.journal_offset(self.epoch, self.next);
+        (left > 0).then(|| (offset, blocks_max.min(left) as usize * BLOCK_BYTES))
     }
 
-    /// Blocks of entries so far.
+    /// Blocks of entries so far in the epoch.
     pub fn used_blocks(&self) -> u64 {
         self.end.unwrap_or(self.next)
     }
@@ -274,25 +280,36 @@ impl EpochScan {
     /// Take the next block: its entries, or `None` if entries may be lost, since it is damaged, or has
     /// some where an earlier one has none, or of a start that the superblocks do not know.
     pub fn take(&mut self, block: &[u8]) -> Option<Vec<Entry>> {
-        let index = self.next;
-        self.next += 1;
         let at = At {
             format: self.format,
             epoch: self.epoch,
-            index,
+            index: self.next,
         };
-        match read_block(at, block) {
-            Found::Entries(stamp, _) if stamp >> CACHE_START_SHIFT > self.incarnation => None,
-            Found::Entries(stamp, entries) if self.end.is_none() => {
+        let entries = match read_block(at, block) {
+            Found::Entries(stamp, entries)
+                if self.end.is_none() && stamp >> CACHE_START_SHIFT <= self.incarnation =>
+            {
                 self.stamp = self.stamp.max(stamp);
-                Some(entries)
+                entries
             }
             Found::Blank => {
-                self.end.get_or_insert(index);
-                Some(Vec::new())
+                self.end.get_or_insert(self.next);
+                Vec::new()
             }
-            Found::Entries(..) | Found::Damaged => None,
+            Found::Entries(..) | Found::Damaged => return None,
+        };
+        let is_sound = |entry: &Entry| match *entry {
+            Entry::Range { .. } => true,
+            Entry::Segment { segment, .. } => (segment as usize) < self.layout.segments,
+        };
+        if !entries.iter().all(is_sound) {
+            return None;
         }
+        self.next += 1;
+        if self.next == self.layout.half_blocks && self.epoch < self.last_epoch {
+            (self.epoch, self.next, self.end) = (self.epoch + 1, 0, None);
+        }
+        Some(entries)
     }
 }
 
@@ -441,7 +458,8 @@ mod tests {
         };
         let mut block = [0; BLOCK_BYTES];
         write_block(at, root.stamp + 1, &[], &mut block);
-        let mut scan = EpochScan::new(&root, 1);
+        let layout = Layout::new(CACHE_BYTES_MIN, 4).unwrap();
+        let mut scan = JournalScan::new(&root, &layout);
         assert_eq!(scan.take(&block), Some(Vec::new()));
         assert_eq!(scan.stamp(), root.stamp + 1);
         write_block(
@@ -450,7 +468,66 @@ mod tests {
             &[],
             &mut block,
         );
-        assert_eq!(EpochScan::new(&root, 1).take(&block), None);
+        assert_eq!(JournalScan::new(&root, &layout).take(&block), None);
+    }
+
+    #[test]
+    fn journal_scan_reads_one_epoch_after_the_other() {
+        let root = Root {
+            journal_last: 2,
+            ..Root::fresh(1, false)
+        };
+        let layout = Layout::new(CACHE_BYTES_MIN, 4).unwrap();
+        let entry = |segment| Entry::Segment {
+            segment,
+            sequence: 1,
+            void: 0,
+        };
+        let mut scan = JournalScan::new(&root, &layout);
+        let mut block = [0; BLOCK_BYTES];
+        let mut seen = Vec::new();
+        while let Some((offset, bytes)) = scan.next_read(16) {
+            let (epoch, first) = scan.next();
+            assert_eq!(offset, layout.journal_offset(epoch, first));
+            for index in first..first + bytes as u64 / BLOCK {
+                let at = At {
+                    format: 1,
+                    epoch,
+                    index,
+                };
+                block.fill(0);
+                // The first epoch has two blocks of entries, the second has three.
+                if index < epoch + 1 {
+                    let stamp = root.stamp + 10 * epoch;
+                    write_block(at, stamp, &[entry(epoch as u32)], &mut block);
+                }
+                seen.extend(scan.take(&block).unwrap());
+            }
+        }
+        assert_eq!(seen, [1, 1, 2, 2, 2].map(entry));
+        assert_eq!((scan.used_blocks(), scan.stamp()), (3, root.stamp + 20));
+    }
+
+    #[test]
+    fn journal_scan_does_not_believe_a_segment_that_is_not_there() {
+        let root = Root::fresh(1, false);
+        let layout = Layout::new(CACHE_BYTES_MIN, 4).unwrap();
+        let at = At {
+            format: 1,
+            epoch: 1,
+            index: 0,
+        };
+        for (segment, is_believed) in [(layout.segments - 1, true), (layout.segments, false)] {
+            let entry = Entry::Segment {
+                segment: segment as u32,
+                sequence: 1,
+                void: 0,
+            };
+            let mut block = [0; BLOCK_BYTES];
+            write_block(at, root.stamp, &[entry], &mut block);
+            let taken = JournalScan::new(&root, &layout).take(&block);
+            assert_eq!(taken.is_some(), is_believed);
+        }
     }
 
     #[test]

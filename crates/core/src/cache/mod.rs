@@ -20,7 +20,7 @@
 //! | `pins` | what stays in it |
 //! | `heat` | how hot is what they hold |
 //! | `ssd/journal`, `journal`, `root` | what makes invalidations durable |
-//! | `ssd/load` | what a restart finds |
+//! | `ssd/load`, `void` | what a restart finds, and what of it the journal voids |
 //! | `table`, `ghost` | the memory that the indexes are made of |
 //!
 //! Invariants:
@@ -53,6 +53,7 @@ pub mod read_counts;
 mod root;
 mod ssd;
 mod table;
+mod void;
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -65,7 +66,7 @@ pub use benefit::{Tiering, VolumeBenefit};
 use dram::Dram;
 // For looking at a cache's device without serving from it.
 pub use footer::{FooterLine, FooterLines, Place};
-pub use journal::{Entry, EpochScan, Layout};
+pub use journal::{Entry, JournalScan, Layout};
 pub use marks::FillMarks;
 pub use pins::PinRefused;
 pub(crate) use pins::whole_lines;
@@ -73,6 +74,7 @@ pub use root::{Root, Verdict};
 use ssd::{Fill, Found, Ssd};
 pub use ssd::{FooterFound, ScrubLine, read_footer};
 pub(crate) use table::mix;
+pub use void::{SegmentVoid, VoidRanges};
 
 use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::BlockCipher;

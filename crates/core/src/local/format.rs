@@ -293,8 +293,8 @@ pub struct FoundPage {
     /// The copy that is older or torn: it is written and made durable before anything else is, or a
     /// torn write of the other copy would leave none.
     pub repair: Option<usize>,
-    /// The commits that wrote each copy, of those that are whole.
-    generations: [Option<u64>; 2],
+    /// Of each copy the commit that wrote it, or why it cannot be used.
+    pub generations: [Result<u64, FormatError>; 2],
 }
 
 /// What a page adds to the digest of a map.
@@ -379,7 +379,8 @@ pub fn choose_page(
     for copy in copies.iter().flatten() {
         copy.authenticate(keys)?;
     }
-    let generations = [&copies[0], &copies[1]].map(|copy| copy.as_ref().ok().map(generation));
+    let generations =
+        [&copies[0], &copies[1]].map(|copy| copy.as_ref().map(generation).map_err(|error| *error));
     let (chosen, repair) = match copies {
         [Ok(one), Ok(two)] if generation(&one) == generation(&two) => (one, None),
         [Ok(one), Ok(two)] if generation(&one) < generation(&two) => (two, Some(0)),

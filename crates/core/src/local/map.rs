@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::format::{HomePage, PAGE_BLOCKS, PAGE_STATE_BYTES, page_digest};
+use crate::base::limits::BLOCK_BYTES;
 
 /// The lower bits of the four states in a byte.
 const LOW_BITS: u8 = 0x55;
@@ -137,6 +138,14 @@ impl Map {
         // Those that are behind the end.
         this.counts[BlockState::Absent as usize] -= last.saturating_sub(blocks);
         this
+    }
+
+    /// A map of one page alone that says what this says, of a volume of so many bytes: its blocks are numbered within
+    /// the page.
+    pub fn of_page(page: Box<HomePage>, bytes: u64) -> Self {
+        let blocks = bytes / BLOCK_BYTES as u64 - page.page.get() * PAGE_BLOCKS;
+        let log = page.log.get();
+        Self::load(Vec::from([page]), blocks.min(PAGE_BLOCKS), log, true)
     }
 
     /// Blocks of the volume.
@@ -437,7 +446,6 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::base::limits::BLOCK_BYTES;
     use crate::local::format::{format_page, pages};
 
     fn map(blocks: u64, log: u64, set: &[(u64, BlockState)]) -> Map {
@@ -450,6 +458,19 @@ mod tests {
         let written = (0..map.pages.len() as u32)
             .map(|page| Box::new(HomePage::sealed(1, 5, 2, page.into(), map.states(page))));
         Map::load(written.collect(), blocks, log, true)
+    }
+
+    #[test]
+    fn map_of_one_page_says_what_that_says() {
+        use BlockState::{Absent, Clean, Dirty, Zero};
+        let mut states = [0; PAGE_STATE_BYTES];
+        states[..2].copy_from_slice(&[0b11_10_01_00, 0b10_10_10_01]);
+        // Whatever log it was written under, what it calls clean is.
+        let page = Box::new(HomePage::sealed(1, 77, 2, 1, &states));
+        let map = Map::of_page(page, (PAGE_BLOCKS + 6) * BLOCK_BYTES as u64);
+        let found = (0..map.blocks()).map(|block| map.get(block));
+        assert!(found.eq([Absent, Clean, Dirty, Zero, Clean, Dirty]));
+        assert_eq!(BlockState::ALL.map(|state| map.count(state)), [1, 2, 2, 1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. Superblocks, journal and footers are read by the code that starts from them
 //!    ([`hdcs_core::cache`]), so that what counts here counts there.
-//! 2. Memory is bounded by the journal (32 bytes per entry) and one segment, whatever the region's size.
+//! 2. Memory is bounded by the journal (about 100 bytes per entry) and one segment, whatever the region's size.
 //! 3. Everything in a cache is clean: what is damaged costs a read of the backend, never data.
 //!    Every problem says so.
 //!
@@ -25,7 +25,8 @@ use hdcs_core::base::error::FormatError;
 use hdcs_core::base::io::BlockKey;
 use hdcs_core::base::limits::{BLOCK_BYTES, SEGMENT_BYTES};
 use hdcs_core::cache::{
-    Entry, EpochScan, FooterFound, Layout, Place, Root, SsdConfig, Verdict, read_footer,
+    Entry, FooterFound, FooterLine, JournalScan, Layout, Root, SegmentVoid, SsdConfig, Verdict,
+    VoidRanges, read_footer,
 };
 use hdcs_core::format::{
     CACHE_FOOTER_MAGIC, CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, block_checksum,
@@ -36,7 +37,7 @@ use uuid::Uuid;
 use super::{LIVE_TRIES, Use};
 
 /// Blocks of the journal that are read at once.
-const JOURNAL_BLOCKS: usize = 64;
+const JOURNAL_BLOCKS: u64 = 64;
 /// Problems that are told one by one; a medium that is rotten all over has one per segment.
 const PROBLEMS_MAX: usize = 100;
 /// The first pause before something in use is read again; it doubles.
@@ -192,7 +193,8 @@ struct Cache<'a> {
     layout: Layout,
     root: Root,
     journal: JournalSummary,
-    void: Void,
+    void_segments: HashMap<usize, SegmentVoid>,
+    void_ranges: VoidRanges,
 }
 
 type Superblocks = [Result<CacheSuperblock, FormatError>; 2];
@@ -276,7 +278,8 @@ impl<'a> Cache<'a> {
                 half_blocks: layout.half_blocks,
                 ..JournalSummary::default()
             },
-            void: Void::default(),
+            void_segments: HashMap::new(),
+            void_ranges: VoidRanges::default(),
         };
         Ok(this
             .read_journal()?
@@ -285,65 +288,52 @@ impl<'a> Cache<'a> {
     }
 
     fn read_journal(&mut self) -> io::Result<Result<(), String>> {
-        let mut buf = vec![0; JOURNAL_BLOCKS * BLOCK_BYTES];
-        let mut ranges = Vec::new();
-        for epoch in self.root.journal_first..=self.root.journal_last {
-            let mut scan = EpochScan::new(&self.root, epoch);
-            while scan.next() < self.layout.half_blocks {
-                let left = (self.layout.half_blocks - scan.next()) as usize;
-                let chunk = &mut buf[..left.min(JOURNAL_BLOCKS) * BLOCK_BYTES];
-                read_padded(
-                    self.file,
-                    self.layout.journal_offset(epoch, scan.next()),
-                    chunk,
-                )?;
-                for block in chunk.chunks_exact(BLOCK_BYTES) {
-                    let index = scan.next();
-                    let damaged = || {
-                        Ok(Err(format!(
-                            "journal: epoch {epoch}, block {index} is damaged"
-                        )))
-                    };
-                    let Some(entries) = scan.take(block) else {
-                        return damaged();
-                    };
-                    for entry in entries {
-                        match entry {
-                            Entry::Range {
-                                first,
-                                blocks,
-                                upto,
-                            } => {
-                                self.journal.ranges += 1;
-                                ranges.push((upto, first, first.saturating_add(blocks)));
-                            }
-                            Entry::Segment { segment, .. }
-                                if segment as usize >= self.layout.segments =>
-                            {
-                                return damaged();
-                            }
-                            Entry::Segment {
-                                segment,
-                                sequence,
-                                void,
-                            } => {
-                                self.journal.segments += 1;
-                                self.void.add_segment(segment, sequence, void);
-                            }
-                        }
-                    }
+        let mut buf = vec![0; JOURNAL_BLOCKS as usize * BLOCK_BYTES];
+        let mut scan = JournalScan::new(&self.root, &self.layout);
+        while let Some((offset, bytes)) = scan.next_read(JOURNAL_BLOCKS) {
+            let chunk = &mut buf[..bytes];
+            read_padded(self.file, offset, chunk)?;
+            for block in chunk.chunks_exact(BLOCK_BYTES) {
+                let Some(entries) = scan.take(block) else {
+                    let (epoch, index) = scan.next();
+                    return Ok(Err(format!(
+                        "journal: epoch {epoch}, block {index} is damaged"
+                    )));
+                };
+                for entry in entries {
+                    self.void(entry);
                 }
             }
-            self.journal.used_blocks = scan.used_blocks();
         }
-        self.void.set_ranges(ranges, self.layout.line_blocks as u64);
+        self.journal.used_blocks = scan.used_blocks();
         Ok(Ok(()))
     }
 
+    fn void(&mut self, entry: Entry) {
+        match entry {
+            Entry::Range {
+                first,
+                blocks,
+                upto,
+            } => {
+                self.journal.ranges += 1;
+                self.void_ranges.add(first, blocks, upto);
+            }
+            Entry::Segment {
+                segment,
+                sequence,
+                void: lines,
+            } => {
+                self.journal.segments += 1;
+                let void = self.void_segments.entry(segment as usize).or_default();
+                void.add(SegmentVoid { sequence, lines });
+            }
+        }
+    }
+
     /// What the footer of a segment says.
-    fn segment(&self, number: usize, footer: &[u8]) -> Segment {
-        let read = |block| read_footer(&self.layout, self.uuid, &self.root, number, block);
-        match read(footer) {
+    fn segment<'b>(&self, number: usize, footer: &'b [u8]) -> Segment<'b> {
+        match self.footer(number, footer) {
             FooterFound::Void => Segment::Void,
             FooterFound::Damaged(why) => Segment::Damaged(why),
             FooterFound::Ahead => Segment::Damaged(FormatError::Field("sequence")),
@@ -351,7 +341,7 @@ impl<'a> Cache<'a> {
                 // Without its magic a footer looks like anything; with it, it proves itself.
                 let mut mended = footer.to_vec();
                 mended[..8].copy_from_slice(&CACHE_FOOTER_MAGIC);
-                match read(&mended) {
+                match self.footer(number, &mended) {
                     FooterFound::Lines { .. } => Segment::Damaged(FormatError::Magic),
                     _ => Segment::Blank,
                 }
@@ -361,29 +351,28 @@ impl<'a> Cache<'a> {
                 lines: found,
                 ..
             } => {
-                let void = &self.void;
-                if void.is_segment_void(number, sequence) {
+                let void = self.void_segments.get(&number).copied().unwrap_or_default();
+                if void.is_footer_void(sequence) {
                     return Segment::Void;
                 }
-                let mut void_lines = 0;
-                let mut lines = Vec::new();
-                for (slot, line) in found.iter().enumerate() {
-                    if line.key == u64::MAX {
-                        continue;
-                    }
-                    if void.is_line_void(number, sequence, slot, line.key) {
-                        void_lines += 1;
-                        continue;
-                    }
-                    lines.push(Line {
-                        key: line.key,
-                        place: line.place,
-                        checksums: line.checksums.iter().map(|sum| sum.get()).collect(),
-                    });
+                let line_blocks = self.layout.line_blocks;
+                let is_void = |slot, key| {
+                    void.is_line_void(sequence, slot)
+                        || self.void_ranges.is_line_void(key, line_blocks, sequence)
+                };
+                let (void_lines, lines): (Vec<_>, Vec<_>) = found
+                    .used()
+                    .partition(|&(slot, line)| is_void(slot, line.key));
+                Segment::Lines {
+                    lines: lines.into_iter().map(|(_, line)| line).collect(),
+                    void_lines: void_lines.len() as u64,
                 }
-                Segment::Lines { lines, void_lines }
             }
         }
+    }
+
+    fn footer<'b>(&self, number: usize, block: &'b [u8]) -> FooterFound<'b> {
+        read_footer(&self.layout, self.uuid, &self.root, number, block)
     }
 
     /// Verify one segment; `buf` has its size.
@@ -394,10 +383,10 @@ impl<'a> Cache<'a> {
             Segment::Blank | Segment::Void => Ok(Verified::default()),
             Segment::Damaged(why) => Err(format!("its footer: {why}: up to 1 MiB of {COST}")),
             Segment::Lines { lines, .. } => {
-                let is_good = |line: &&Line| {
+                let is_good = |line: &&FooterLine<'_>| {
                     let bytes = &buf[line.place.offset()..][..line.place.bytes()];
                     let blocks = bytes.chunks_exact(BLOCK_BYTES).map(block_checksum);
-                    blocks.eq(line.checksums.iter().copied())
+                    blocks.eq(line.checksums.iter().map(|sum| sum.get()))
                 };
                 let good = lines.iter().filter(is_good).count();
                 let bad = lines.len() - good;
@@ -418,22 +407,19 @@ impl<'a> Cache<'a> {
 }
 
 /// What a segment holds.
-enum Segment {
+enum Segment<'a> {
     Blank,
     Void,
     Damaged(FormatError),
-    Lines { lines: Vec<Line>, void_lines: u64 },
-}
-
-/// A line that counts.
-struct Line {
-    key: u64,
-    place: Place,
-    checksums: Vec<u32>,
+    /// The lines that count, and how many do not.
+    Lines {
+        lines: Vec<FooterLine<'a>>,
+        void_lines: u64,
+    },
 }
 
 /// Blocks that lines take on the device.
-fn stored_blocks(lines: &[Line]) -> u64 {
+fn stored_blocks(lines: &[FooterLine<'_>]) -> u64 {
     lines.iter().map(|line| u64::from(line.place.blocks)).sum()
 }
 
@@ -441,70 +427,6 @@ fn stored_blocks(lines: &[Line]) -> u64 {
 struct Verified {
     segments: u64,
     blocks: u64,
-}
-
-/// What the journal voids.
-#[derive(Debug, Default)]
-struct Void {
-    /// Of each segment named: footers below the sequence number are void, and these lines of the
-    /// footer with it.
-    segments: HashMap<u32, (u64, u128)>,
-    /// Disjoint ranges of keys by their first: their end, and up to which sequence number they void.
-    ranges: BTreeMap<u64, (u64, u64)>,
-}
-
-impl Void {
-    fn add_segment(&mut self, segment: u32, sequence: u64, lines: u128) {
-        let known = self.segments.entry(segment).or_insert((sequence, lines));
-        if known.0 < sequence {
-            *known = (sequence, lines);
-        } else if known.0 == sequence {
-            known.1 |= lines;
-        }
-    }
-
-    /// Take ranges of (sequence number, first key, end), to whole lines.
-    fn set_ranges(&mut self, mut ranges: Vec<(u64, u64, u64)>, line_blocks: u64) {
-        // The highest number comes last and wins.
-        ranges.sort_unstable();
-        for (upto, first, end) in ranges {
-            if first < end {
-                self.paint(first & !(line_blocks - 1), end, upto);
-            }
-        }
-    }
-
-    fn paint(&mut self, first: u64, end: u64, upto: u64) {
-        if let Some((_, before)) = self.ranges.range_mut(..first).next_back()
-            && before.0 > first
-        {
-            let (rest, number) = *before;
-            before.0 = first;
-            if rest > end {
-                self.ranges.insert(end, (rest, number));
-            }
-        }
-        while let Some((&start, &(rest, number))) = self.ranges.range(first..end).next() {
-            self.ranges.remove(&start);
-            if rest > end {
-                self.ranges.insert(end, (rest, number));
-            }
-        }
-        self.ranges.insert(first, (end, upto));
-    }
-
-    fn is_segment_void(&self, segment: usize, sequence: u64) -> bool {
-        let known = self.segments.get(&(segment as u32));
-        known.is_some_and(|&(number, _)| sequence < number)
-    }
-
-    fn is_line_void(&self, segment: usize, sequence: u64, slot: usize, key: u64) -> bool {
-        let known = self.segments.get(&(segment as u32));
-        let by_segment =
-            known.is_some_and(|&(number, lines)| number == sequence && lines >> slot & 1 == 1);
-        let before = self.ranges.range(..=key).next_back();
-        by_segment || before.is_some_and(|(_, &(end, upto))| key < end && sequence <= upto)
-    }
 }
 
 /// Try again while something may be writing.

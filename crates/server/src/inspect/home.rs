@@ -12,14 +12,16 @@ use std::path::Path;
 
 use data::Compared;
 use hdcs_api::CheckReport;
+use hdcs_backend::home::store::pair;
 use hdcs_backend::verify::{Verified, Watch};
 use hdcs_core::base::error::FormatError;
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::local::format::{
-    self, HOME_BETWEEN, HOME_MAGIC, HomePage, HomeSuperblock, MapCheck, PAGE_BLOCKS,
-    SUMS_UNTRUSTED, choose_page, pages,
+    FoundPage, HOME_BETWEEN, HOME_MAGIC, HomeSuperblock, MapCheck, SUMS_UNTRUSTED, choose_page,
+    pages,
 };
+use hdcs_core::local::map::{BlockState, Map};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -74,41 +76,31 @@ pub fn is_home(file: &File) -> io::Result<bool> {
     }
 }
 
-fn pair(file: &File, offset: u64) -> io::Result<[Vec<u8>; 2]> {
-    let mut blocks = vec![0; 2 * BLOCK_BYTES];
-    file.read_exact_at(&mut blocks, offset)?;
-    let second = blocks.split_off(BLOCK_BYTES);
-    Ok([blocks, second])
-}
+/// Gets the number of a good page, what it says, and the list of problems; whether to go on.
+type Visit<'a> = dyn FnMut(u64, &Map, &mut Vec<String>) -> io::Result<bool> + 'a;
 
-/// Gets the number of a good page, the page, and the list of problems; whether to go on.
-type Visit<'a> = dyn FnMut(u64, &HomePage, &mut Vec<String>) -> io::Result<bool> + 'a;
-
-/// What was found of a page.
-struct FoundPage {
-    /// The copy that counts.
-    chosen: Result<format::FoundPage, FormatError>,
-    /// What is wrong with each copy that is no page.
-    wrong: Vec<String>,
+/// Whether both copies of a page are whole.
+fn is_whole(found: &Result<FoundPage, FormatError>) -> bool {
+    (found.as_ref()).is_ok_and(|found| found.generations.iter().all(Result::is_ok))
 }
 
 /// Read both copies of a page. One that is being written is read again.
-fn page(file: &File, superblock: &HomeSuperblock, number: u64, how: Use) -> io::Result<FoundPage> {
+fn page(
+    file: &File,
+    superblock: &HomeSuperblock,
+    number: u64,
+    how: Use,
+) -> io::Result<Result<FoundPage, FormatError>> {
     let (home, place) = (
         superblock.home.get(),
         superblock.layout().page_offset(number, 0),
     );
     let tries = if how == Use::Live { LIVE_TRIES } else { 1 };
     for left in (0..tries).rev() {
-        let found = pair(file, place)?;
-        let wrong = found.iter().enumerate().filter_map(|(copy, block)| {
-            let error = HomePage::parse(block, home, number).err()?;
-            Some(format!("copy {copy} of page {number} of its map: {error}"))
-        });
-        let wrong: Vec<_> = wrong.collect();
-        if wrong.is_empty() || left == 0 {
-            let chosen = choose_page([&found[0], &found[1]], home, number, None);
-            return Ok(FoundPage { chosen, wrong });
+        let copies = pair(file, place)?;
+        let found = choose_page([&copies[0], &copies[1]], home, number, None);
+        if is_whole(&found) || left == 0 {
+            return Ok(found);
         }
         std::thread::sleep(LIVE_PAUSE);
     }
@@ -181,53 +173,49 @@ fn walk(
     summary.backend_between = superblock.flags.get() & HOME_BETWEEN != 0;
     summary.checksums_believed = superblock.sums_log.get() != SUMS_UNTRUSTED;
     summary.pages = pages(summary.bytes);
-    let blocks = summary.bytes / BLOCK;
-    let mut map = MapCheck::new(&superblock);
-    let mut is_whole = true;
+    let mut check = MapCheck::new(&superblock);
+    let mut is_all = true;
     for number in 0..summary.pages {
         let found = page(file, &superblock, number, how);
-        let is_good = found.as_ref().is_ok_and(|found| found.wrong.is_empty());
-        if !is_good && how == Use::Live && is_cut_off(file, number)? {
-            is_whole = false;
+        if !found.as_ref().is_ok_and(is_whole) && how == Use::Live && is_cut_off(file, number)? {
+            is_all = false;
             break;
         }
-        let FoundPage { chosen, wrong } = found?;
-        let chosen = match chosen {
-            Ok(chosen) => chosen,
+        let found = match found? {
+            Ok(found) => found,
             Err(error) => {
                 summary.problems.push(format!(
                     "both copies of page {number} of its map: {error}: what is dirty below it is lost; restore it \
                      from a backup"
                 ));
-                is_whole = false;
+                is_all = false;
                 continue;
             }
         };
-        map.add(&chosen);
-        let chosen = chosen.page;
-        summary.damaged_copies += wrong.len() as u64;
-        summary.problems.extend(wrong.into_iter().map(|why| {
-            format!("{why}: the other copy is good, and the next opening writes this one anew")
-        }));
-        let end = (blocks - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
-        for block in 0..end {
-            let bytes = match state(&chosen, block) {
-                0 => &mut summary.absent_bytes,
-                1 => &mut summary.clean_bytes,
-                2 => &mut summary.dirty_bytes,
-                _ => &mut summary.zero_bytes,
-            };
-            *bytes += BLOCK;
+        check.add(&found);
+        for (copy, generation) in found.generations.iter().enumerate() {
+            if let Err(error) = generation {
+                summary.damaged_copies += 1;
+                summary.problems.push(format!(
+                    "copy {copy} of page {number} of its map: {error}: the other copy is good, and the next opening \
+                     writes this one anew"
+                ));
+            }
         }
-        if !visit(number, &chosen, &mut summary.problems)? {
-            is_whole = false;
+        let map = Map::of_page(found.page, summary.bytes);
+        summary.absent_bytes += map.count(BlockState::Absent) * BLOCK;
+        summary.clean_bytes += map.count(BlockState::Clean) * BLOCK;
+        summary.dirty_bytes += map.count(BlockState::Dirty) * BLOCK;
+        summary.zero_bytes += map.count(BlockState::Zero) * BLOCK;
+        if !visit(number, &map, &mut summary.problems)? {
+            is_all = false;
             break;
         }
     }
     // One that is in use commits meanwhile.
-    if is_whole
+    if is_all
         && how == Use::Offline
-        && let Err(error) = map.end()
+        && let Err(error) = check.end()
     {
         let why = format!(
             "its map: {error}, so that what was flushed last is gone: restore it from a backup"
@@ -235,11 +223,6 @@ fn walk(
         summary.problems.push(why);
     }
     Ok(summary)
-}
-
-/// The two bits of a block of a page.
-fn state(page: &HomePage, block: u64) -> u8 {
-    page.states[(block / 4) as usize] >> (block % 4 * 2) & 3
 }
 
 /// Verify superblocks and map of the local store at `path`, and, if nobody has it open, its data; `logged` is what its
@@ -288,9 +271,9 @@ fn check_file(
         ),
         _ => None,
     };
-    let summary = walk(file, expected, how, &mut |number, page, problems| {
+    let summary = walk(file, expected, how, &mut |number, map, problems| {
         if let (None, Some(superblock)) = (left_out, &superblock) {
-            compared.add(file, superblock, (number, page), logged, problems)?;
+            compared.add(file, superblock, (number, map), logged, problems)?;
         }
         Ok(true)
     })?;
@@ -354,7 +337,9 @@ mod tests {
     use hdcs_backend::home::store;
     use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
     use hdcs_core::format::block_checksum;
-    use hdcs_core::local::format::{CRC_BYTES, Layout, PAGE_STATE_BYTES};
+    use hdcs_core::local::format::{
+        CRC_BYTES, HomePage, Layout, PAGE_BLOCKS, PAGE_STATE_BYTES, page_digest,
+    };
     use zerocopy::IntoBytes;
 
     use super::*;
@@ -414,7 +399,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, uuid) = (directory.path().join("home"), Uuid::from_u128(5));
         let file = File::create(&path).unwrap();
-        let digest = (0..pages(BYTES)).map(|page| format::page_digest(page, 1));
+        let digest = (0..pages(BYTES)).map(|page| page_digest(page, 1));
         let superblock = HomeSuperblock::sealed(uuid.into_bytes(), 3, 1, BYTES, 0, 9)
             .encrypted(data_key)
             .counting(1, digest.fold(0, u64::wrapping_add));

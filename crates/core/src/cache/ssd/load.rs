@@ -25,16 +25,16 @@ use super::journal::Journal;
 use super::segments::Stream;
 use super::store::Store;
 use crate::base::error::FormatError;
-use crate::base::io::{Action, SectorRange};
+use crate::base::io::Action;
 use crate::base::limits::{
-    BLOCK_BYTES, CACHE_FOOTERS_DOUBTED, CACHE_READS_MAX, CACHE_STEP_PLACES_MAX, STEP_WORK_MAX,
+    BLOCK_BYTES, CACHE_FOOTERS_DOUBTED, CACHE_READS_MAX, CACHE_STEP_PLACES_MAX,
 };
 use crate::cache::footer::{self, FooterLine, FooterLines};
 use crate::cache::index::Line;
-use crate::cache::journal::{Entry, EpochScan, Layout};
+use crate::cache::journal::{Entry, JournalScan, Layout};
 use crate::cache::root::{Root, Verdict};
+use crate::cache::void::{SegmentVoid, VoidRanges};
 use crate::format::{CACHE_START_SHIFT, CACHE_SUPERBLOCK_BLOCKS};
-use crate::log::extent_index::ExtentIndex;
 
 /// Blocks of the journal that are read at once.
 const CHUNK_BLOCKS: u64 = 16;
@@ -70,23 +70,10 @@ enum Stage {
         /// Those that seem blank before the end of what was written are read again: it may have been the read.
         again: bool,
     },
-    Journal(Scan),
-}
-
-/// How far the journal is read.
-#[derive(Debug)]
-struct Scan {
-    epoch: EpochScan,
-    waiting: bool,
-}
-
-impl Scan {
-    fn new(root: &Root, epoch: u64) -> Self {
-        Self {
-            epoch: EpochScan::new(root, epoch),
-            waiting: false,
-        }
-    }
+    Journal {
+        scan: JournalScan,
+        waiting: bool,
+    },
 }
 
 /// What a start makes of a footer.
@@ -127,18 +114,12 @@ impl Footer {
             Stream::Main
         };
         store.segments.found(number, sequence, stream);
-        for (
-            slot,
-            FooterLine {
+        for (slot, found) in lines.used() {
+            let FooterLine {
                 key,
                 place,
                 checksums,
-            },
-        ) in lines.iter().enumerate()
-        {
-            if key == u64::MAX {
-                continue;
-            }
+            } = found;
             let line = store.index.line_at(number, slot);
             let sums: Vec<u32> = checksums.iter().map(|sum| sum.get()).collect();
             // Two footers name the address: one of a segment that was being reused. The older
@@ -213,8 +194,8 @@ pub fn read_footer<'a>(
     if sequence >> CACHE_START_SHIFT > root.incarnation {
         return FooterFound::Ahead;
     }
-    let is_key = |key: u64| key == u64::MAX || key.is_multiple_of(line_blocks as u64);
-    if !lines.iter().all(|line| is_key(line.key)) {
+    let is_key = |key: u64| key.is_multiple_of(line_blocks as u64);
+    if !lines.used().all(|(_, line)| is_key(line.key)) {
         return field("key");
     }
     FooterFound::Lines {
@@ -228,8 +209,8 @@ pub fn read_footer<'a>(
 #[derive(Debug)]
 pub struct Load {
     stage: Stage,
-    /// What the journal that is being read voids: of each range, lines of segments up to a number.
-    voids: ExtentIndex,
+    /// The ranges that the journal which is being read voids.
+    voids: VoidRanges,
     /// Once all of that is known, the line at which the walk goes on that voids it.
     void_at: Option<usize>,
 }
@@ -239,7 +220,7 @@ impl Load {
     pub fn new() -> Self {
         Self {
             stage: Stage::Superblocks(Vec::new()),
-            voids: ExtentIndex::default(),
+            voids: VoidRanges::default(),
             void_at: None,
         }
     }
@@ -275,7 +256,7 @@ impl Load {
             // Too much was invalidated meanwhile to be recorded.
             _ if journal.renews() => Some(Loaded::anew(journal)),
             Stage::Footers { .. } => self.read_footers(store, journal, device, actions),
-            Stage::Journal(_) => self.read_journal(store, journal, device, actions),
+            Stage::Journal { .. } => self.read_journal(store, journal, device, actions),
         }
     }
 
@@ -371,8 +352,10 @@ impl Load {
             return None;
         }
         if again {
-            let root = journal.root();
-            self.stage = Stage::Journal(Scan::new(root, root.journal_first));
+            self.stage = Stage::Journal {
+                scan: JournalScan::new(journal.root(), &store.layout),
+                waiting: false,
+            };
             self.read_journal(store, journal, device, actions)
         } else {
             self.stage = Stage::Footers {
@@ -419,29 +402,20 @@ impl Load {
         device: &mut Device,
         actions: &mut Vec<Action>,
     ) -> Option<Loaded> {
-        let half_blocks = store.layout.half_blocks;
-        let Stage::Journal(scan) = &mut self.stage else {
+        let Stage::Journal { scan, waiting } = &mut self.stage else {
             return None;
         };
-        if scan.waiting || device.under_way() > 0 {
+        if *waiting || device.under_way() > 0 {
             return None;
         }
-        if scan.epoch.next() >= half_blocks {
-            journal.found_end(scan.epoch.used_blocks(), scan.epoch.stamp());
-            if scan.epoch.epoch() < journal.root().journal_last {
-                *scan = Scan::new(journal.root(), scan.epoch.epoch() + 1);
-            } else {
-                // What this step does not come to follows in the next ones.
-                self.void_at.get_or_insert(0);
-                return self.void_some(CACHE_STEP_PLACES_MAX, store);
-            }
-        }
-        let blocks = CHUNK_BLOCKS.min(half_blocks - scan.epoch.next());
-        let (epoch, index) = (scan.epoch.epoch(), scan.epoch.next());
-        let offset = store.layout.journal_offset(epoch, index);
-        let bytes = blocks as usize * BLOCK_BYTES;
+        let Some((offset, bytes)) = scan.next_read(CHUNK_BLOCKS) else {
+            journal.found_end(scan.used_blocks(), scan.stamp());
+            // What this step does not come to follows in the next ones.
+            self.void_at.get_or_insert(0);
+            return self.void_some(CACHE_STEP_PLACES_MAX, store);
+        };
         let read = device.read(Op::Journal, offset, bytes, actions);
-        scan.waiting = read.is_some();
+        *waiting = read.is_some();
         None
     }
 
@@ -451,63 +425,54 @@ impl Load {
         store: &mut Store,
         journal: &Journal,
     ) -> Option<Loaded> {
-        let Stage::Journal(scan) = &mut self.stage else {
+        let Stage::Journal { scan, waiting } = &mut self.stage else {
             return None;
         };
-        scan.waiting = false;
+        *waiting = false;
         let Some(data) = data else {
             return Some(Loaded::anew(journal));
         };
         let blocks = data.chunks_exact(BLOCK_BYTES);
-        let entries: Option<Vec<Vec<Entry>>> = blocks.map(|b| scan.epoch.take(b)).collect();
-        let sound = entries.is_some_and(|blocks| {
-            let mut entries = blocks.into_iter().flatten();
-            entries.all(|entry| self.apply(entry, store))
-        });
-        (!sound).then(|| Loaded::anew(journal))
+        let entries: Option<Vec<Vec<Entry>>> = blocks.map(|block| scan.take(block)).collect();
+        let Some(entries) = entries else {
+            return Some(Loaded::anew(journal));
+        };
+        for entry in entries.into_iter().flatten() {
+            self.apply(entry, store);
+        }
+        None
     }
 
-    /// Void what an entry of the journal voids; false if it makes no sense.
-    fn apply(&mut self, entry: Entry, store: &mut Store) -> bool {
+    /// Void what an entry of the journal voids.
+    fn apply(&mut self, entry: Entry, store: &mut Store) {
         match entry {
             Entry::Range {
                 first,
                 blocks,
                 upto,
-            } => {
-                let blocks = blocks.min(u64::MAX - first);
-                let pieces = self.voids.pieces(SectorRange::new(first, blocks));
-                let pieces: Vec<_> = pieces.filter(|&(_, had)| had < Some(upto)).collect();
-                for (piece, _) in pieces {
-                    self.voids.insert_long(piece, upto);
-                    while !self.voids.takes_long() {
-                        self.voids.settle(STEP_WORK_MAX);
-                    }
-                }
-            }
+            } => self.voids.add(first, blocks, upto),
             Entry::Segment {
                 segment,
                 sequence,
                 void,
             } => {
                 let number = segment as usize;
-                if number >= store.segments.len() {
-                    return false;
-                }
                 let found = store.segments.sequence(number);
-                if found < sequence {
+                let void = SegmentVoid {
+                    sequence,
+                    lines: void,
+                };
+                if void.is_footer_void(found) {
                     store.segments.found_void(number, sequence);
                     store.index.clear_segment(number);
-                } else if found == sequence {
-                    for slot in
-                        (0..store.layout.lines_per_segment).filter(|slot| void >> slot & 1 == 1)
-                    {
-                        store.index.unmap_primary(store.index.line_at(number, slot));
-                    }
+                    return;
+                }
+                let slots = 0..store.layout.lines_per_segment;
+                for slot in slots.filter(|&slot| void.is_line_void(found, slot)) {
+                    store.index.unmap_primary(store.index.line_at(number, slot));
                 }
             }
         }
-        true
     }
 
     /// Void what the journal says in so many lines more: one walk for all of its entries.
@@ -515,21 +480,19 @@ impl Load {
         let from = self.void_at?;
         let lines = store.index.lines();
         let to = lines.min(from.saturating_add(lines_max));
-        let line_blocks = store.layout.line_blocks as u64;
+        let line_blocks = store.layout.line_blocks;
         for line in (from..to).map(|number| Line(number as u32)) {
             let Some(key) = store.index.primary(line) else {
                 continue;
             };
             let sequence = store.segments.sequence(store.index.segment_of(line));
-            let mut voids = self.voids.overlaps(SectorRange::new(key, line_blocks));
-            if voids.any(|(_, upto)| sequence <= upto) {
-                drop(voids);
+            if self.voids.is_line_void(key, line_blocks, sequence) {
                 store.index.unmap_primary(line);
             }
         }
         self.void_at = Some(to);
         (to == lines).then(|| {
-            (self.voids, self.void_at) = (ExtentIndex::default(), None);
+            (self.voids, self.void_at) = (VoidRanges::default(), None);
             store.segments.queue_found();
             Loaded::Warm
         })

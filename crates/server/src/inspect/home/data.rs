@@ -13,10 +13,11 @@ use hdcs_backend::crypt::Encryption;
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::format::{LOG_UNFLUSHED, LogSuperblock, block_checksum};
-use hdcs_core::local::format::{CRC_BYTES, HomePage, HomeSuperblock, PAGE_BLOCKS};
+use hdcs_core::local::format::{CRC_BYTES, HomeSuperblock, PAGE_BLOCKS};
+use hdcs_core::local::map::Map;
 use uuid::Uuid;
 
-use super::{BLOCK, READ_BLOCKS, state};
+use super::{BLOCK, READ_BLOCKS};
 use crate::data_dir::kept;
 use crate::inspect::{foreign, packed, replay, superblocks};
 
@@ -74,11 +75,11 @@ impl Compared {
         &mut self,
         file: &File,
         superblock: &HomeSuperblock,
-        (number, page): (u64, &HomePage),
+        (number, map): (u64, &Map),
         logged: Option<&[SectorRange]>,
         problems: &mut Vec<String>,
     ) -> io::Result<()> {
-        let blocks = (superblock.bytes.get() / BLOCK - number * PAGE_BLOCKS).min(PAGE_BLOCKS);
+        let blocks = map.blocks();
         let mut data = vec![0; (READ_BLOCKS * BLOCK) as usize];
         let layout = superblock.layout();
         let sums_bytes = BLOCK_SECTORS as usize * layout.sum_bytes();
@@ -88,9 +89,7 @@ impl Compared {
         while block < blocks {
             let end = (block + READ_BLOCKS).min(blocks);
             let first = number * PAGE_BLOCKS + block;
-            let here: Vec<bool> = (block..end)
-                .map(|block| matches!(state(page, block), 1 | 2))
-                .collect();
+            let here: Vec<bool> = (block..end).map(|block| map.get(block).is_here()).collect();
             block = end;
             if !here.contains(&true) {
                 continue;
