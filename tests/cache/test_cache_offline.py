@@ -113,6 +113,21 @@ def test_cache_check_finds_one_flipped_bit_and_the_restart_serves_right_bytes(fi
         path.write_bytes(good)
 
 
+def test_cache_that_is_damaged_and_may_be_in_use_is_read_again_only_a_few_times(filled, tmp_path):
+    daemon, _ = filled
+    bad = bytearray((daemon.data / "cache").read_bytes())
+    base = segments_offset(inspected(daemon.data / "cache")["cache"])
+    # Both superblocks, and then the footer of each segment: nobody knows whether something is writing them.
+    for offsets in [(100, 16 * 4096 + 8), range(base + FOOTER, len(bad) - 4096, MIB)]:
+        damaged = bytearray(bad)
+        for offset in offsets:
+            damaged[offset] ^= 1
+        path = tmp_path / "copy"
+        path.write_bytes(damaged)
+        refused(hdcs("check", path), 1, "check found", "nothing is to be restored")
+        assert hdcs("inspect", path).returncode == 0
+
+
 def test_cache_check_beside_a_daemon_at_work_finds_nothing_wrong(tmp_path):
     with Daemon(tmp_path, {"destage_age_max_ms": 1, "dirty_ratio_min": 0}) as daemon:
         daemon.create("v", size="32M")

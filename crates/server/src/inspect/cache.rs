@@ -34,12 +34,14 @@ use hdcs_core::format::{
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{LIVE_TRIES, Use};
+use super::Use;
 
 /// Blocks of the journal that are read at once.
 const JOURNAL_BLOCKS: u64 = 64;
 /// Problems that are told one by one; a medium that is rotten all over has one per segment.
 const PROBLEMS_MAX: usize = 100;
+/// How often something in use is read at most: writes of a cache are short.
+const LIVE_TRIES: usize = 6;
 /// The first pause before something in use is read again; it doubles.
 const LIVE_PAUSE: Duration = Duration::from_millis(20);
 /// Damaged segments after which no more is read again: the medium is bad, and the pauses add up.
