@@ -49,12 +49,12 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Change the size of a volume; smaller only with --shrink, after it is flushed
+    #[command(override_usage = "hdcs volume resize [OPTIONS] <NAME> <SIZE|--size <SIZE>>")]
     Resize {
         /// Name of the volume
         name: VolumeName,
-        /// The new size
-        #[arg(long, value_parser = parse_volume_size)]
-        size: Size,
+        #[command(flatten)]
+        size: NewSize,
         /// What lies beyond the new size may be lost
         #[arg(long)]
         shrink: bool,
@@ -296,6 +296,25 @@ impl Behaviour {
     }
 }
 
+/// The size that a volume is to have, said in one of two ways.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct NewSize {
+    /// The new size, such as 20G
+    #[arg(value_name = "SIZE", value_parser = parse_volume_size)]
+    plain: Option<Size>,
+    /// The new size, as an option
+    #[arg(long = "size", value_name = "SIZE", value_parser = parse_volume_size)]
+    named: Option<Size>,
+}
+
+impl NewSize {
+    fn bytes(&self) -> u64 {
+        let given = self.plain.or(self.named);
+        given.expect("the command line has one of them").0
+    }
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Open {
     /// Name of the volume
@@ -441,7 +460,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         } => {
             let path = format!("{}/resize", api_path(&name));
             let request = ResizeVolume {
-                bytes: size.0,
+                bytes: size.bytes(),
                 shrink,
             };
             let volume: Volume = client.request(Method::POST, &path, &request).await?;
