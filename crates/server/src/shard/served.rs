@@ -265,14 +265,18 @@ impl Served {
             return stats;
         };
         stats.dirty_bytes += home.dirty_bytes;
+        let owed = home.owed_since.map_or(Nanos(0), |since| now.since(since));
+        stats.dirty_age = stats.dirty_age.max(owed);
         let snapshotting = self.snapshotting.as_ref();
         let is_to_tier = snapshotting.is_some_and(|one| one.operation.is_before_backend());
         if self.tier_out.is_some() || is_to_tier {
             let left = match home.tier {
                 TierState::Copying | TierState::Finishing => home.tier_left_bytes,
-                _ => home.dirty_bytes + home.zero_bytes,
+                _ => home.dirty_bytes,
             };
-            stats.destage_all_remaining_bytes += left.max(1);
+            // Zeroes have no bytes: until it has ended, something is left.
+            let left = stats.destage_all_remaining_bytes + left;
+            stats.destage_all_remaining_bytes = left.max(1);
         }
         stats
     }
