@@ -341,6 +341,39 @@ def test_storage_lost_home_is_told_and_given_up_only_when_told_to(tmp_path):
         daemon.stop()
 
 
+def test_storage_lost_log_loses_what_only_it_held(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        create(daemon, url(tmp_path), *DIRTY[:-2])
+        daemon.write("v", b"a" * 8 * MIB)
+        daemon.ok("volume", "set", "v", "policy=write-through")
+        daemon.ok("volume", "set", "v", "policy=write-back")
+        assert home(daemon)["dirty_bytes"] == 8 * MIB, "the log is empty by then"
+        daemon.write("v", b"b" * MIB)
+        daemon.stop()
+        daemon.log_of("v").unlink()
+        daemon.start()
+        why = daemon.volume("v")["reason"]
+        for part in ("its write log is lost", f"held {MIB} dirty bytes; the local store has everything written before",
+                     "from its local store alone"):
+            assert part in why, why
+        refused(daemon.cli("volume", "open", "v"), 1, f"held {MIB} dirty bytes", "--discard-dirty")
+        opened = daemon.json("volume", "open", "v", "--discard-dirty")
+        assert opened["lost"]["dirty_bytes_max"] == MIB and not opened["lost"]["is_home"]
+        assert daemon.read("v", 8 * MIB) == b"a" * 8 * MIB
+        # With nothing in the log nothing is lost, and a new one is made at once.
+        daemon.ok("volume", "set", "v", "policy=write-through")
+        daemon.until(lambda: daemon.volume("v")["counters"]["log_used_bytes"] == 0)
+        daemon.stop()
+        daemon.log_of("v").unlink()
+        daemon.start()
+        assert "held nothing that the local store does not have" in daemon.volume("v")["reason"]
+        assert daemon.json("volume", "open", "v")["lost"]["dirty_bytes_max"] == 0
+        assert daemon.read("v", 8 * MIB) == b"a" * 8 * MIB
+        daemon.ok("volume", "flush", "v")
+        assert image(tmp_path).read_bytes()[:8 * MIB] == b"a" * 8 * MIB
+        daemon.stop()
+
+
 def test_storage_device_of_another_volume_is_never_formatted(tmp_path):
     disks = [tmp_path / "disk0", tmp_path / "disk1"]
     for disk in disks:

@@ -283,7 +283,8 @@ pub struct Detached {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenVolume {
-    /// If its write log or its local store is lost, open it from its backend alone with new ones.
+    /// If its write log is lost, open it with a new one from its backend, or in storage mode its local store; if its
+    /// local store is lost, open it from its backend alone, with a new one and a new write log.
     #[serde(default)]
     pub discard_dirty: bool,
     /// File or block device for that new log; left out, the place of the lost one.
@@ -303,9 +304,10 @@ pub struct Lost {
     /// Whether it was the local store; else the write log.
     #[serde(default)]
     pub is_home: bool,
-    /// Dirty bytes at most.
+    /// Dirty bytes at most; in storage mode without those in the local store, if that was not lost.
     pub dirty_bytes_max: u64,
-    /// The backend has everything that was written before this time, if that was recorded.
+    /// The backend, or the local store if only the write log was lost, has everything that was written before this time,
+    /// if that was recorded.
     pub complete_until: Option<String>,
     /// The same for people.
     pub said: String,

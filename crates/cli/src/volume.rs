@@ -319,7 +319,8 @@ impl NewSize {
 pub(crate) struct Open {
     /// Name of the volume
     name: VolumeName,
-    /// If its write log or its local store is lost, open it from its backend alone, with new ones
+    /// If its write log is lost, open it with a new one from its backend, or in storage mode its local store; if its
+    /// local store is lost, open it from its backend alone, with a new one and a new write log
     #[arg(long)]
     discard_dirty: bool,
     /// File or block device for the new log [default: the place of the lost one]

@@ -587,11 +587,11 @@ impl Node {
             answer,
         };
         let left = (self.link.command(name, "closing it", patience, close)).await?;
-        if let Some(left) = left.filter(|left| destage && !left.nothing) {
+        if let Some(left) = left.filter(|left| destage && !left.all.nothing) {
             self.records.closed(entry.number, Some(left)).await;
             let why = format!(
                 "its write log failed or did not answer while it was closed, and the backend may lack {} bytes",
-                left.dirty_bytes
+                left.all.dirty_bytes
             );
             let refused = NotOpen::Refused { why: why.clone() };
             self.volumes.put(entry.clone(), Some(refused));

@@ -109,11 +109,11 @@ impl NotOpen {
             },
             Failure::LogLost => Self::LogLost {
                 why,
-                loss: catalogue.loss_of(entry).await,
+                loss: catalogue.loss_of(entry, false).await,
             },
             Failure::LocalLost => Self::LocalStoreLost {
                 why,
-                loss: catalogue.loss_of(entry).await,
+                loss: catalogue.loss_of(entry, true).await,
             },
             Failure::Gone => {
                 // Another node may have deleted it, who knows nothing of what is dirty here.
@@ -186,7 +186,8 @@ impl fmt::Display for NotOpen {
             Self::LogLost { why, loss } => write!(
                 f,
                 "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
-                 open it from its backend alone with `hdcs volume open --discard-dirty`"
+                 open it from its {} alone with `hdcs volume open --discard-dirty`",
+                loss.left
             ),
             Self::LocalStoreLost { why, loss } => write!(
                 f,
@@ -434,9 +435,9 @@ impl Node {
         let volumes = self.volumes.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
-            let loss = self.catalogue.loss_of(&entry).await;
-            let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == Failure::LocalLost;
+            let loss = self.catalogue.loss_of(&entry, is_home_lost).await;
+            let may_lose = request.discard_dirty || loss.is_none();
             if !failure.kind.is_loss() || !may_lose {
                 return Err(self.volumes.refusal(name, &failure));
             }
@@ -542,14 +543,16 @@ impl Node {
                     return Err(error);
                 }
             };
-            let until = Loss::of(
-                DirtyRecord::read(&directory, new.uuid),
-                old.dirty_bytes_max(),
-            );
-            let until = until.record.and_then(|record| record.complete_until_ms);
+            let before = DirtyRecord::read(&directory, new.uuid);
+            let record = if new.home.is_some() && !is_home_lost {
+                DirtyRecord::of_new_log_beside(before.as_ref(), new.uuid, log)
+            } else {
+                let until = before.and_then(|before| before.complete_until_ms);
+                DirtyRecord::of_new_log(new.uuid, log, until)
+            };
             // In this order: with the old entry or the old record the new log is refused.
             catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;
-            DirtyRecord::of_new_log(new.uuid, log, until)
+            record
                 .write(&directory)
                 .map_err(|error| failed(format!("{}: {error}", directory.display())))?;
             Ok((new, aside))

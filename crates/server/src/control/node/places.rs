@@ -93,7 +93,7 @@ pub(super) async fn dirty_of_unopened(
     } else {
         None
     };
-    let loss = catalogue.loss_of(entry).await;
+    let loss = catalogue.loss_of(entry, true).await;
     let home = entry.home_path(layout);
     let at_home = match home {
         Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,
