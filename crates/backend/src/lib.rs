@@ -92,6 +92,10 @@ pub trait Place: std::fmt::Debug + Send {
     fn path(&self) -> Option<&Path> {
         None
     }
+    /// Whether it can be seen at once that nothing is there, or that what it would be in is not mounted. Blocks.
+    fn is_gone(&self) -> bool {
+        self.path().is_some_and(dir::is_absent)
+    }
     /// Whether what is there can only be read; then it is not made either, and nobody has it alone.
     fn is_read_only(&self) -> bool {
         false
@@ -814,6 +818,13 @@ impl Stack {
     /// What it counts of the requests to its store, if it has one.
     pub fn counts(&self) -> Option<Counts> {
         self.counters.as_ref().map(|counters| counters.counts())
+    }
+
+    /// Nobody needs any more what is asked of it: what its store fails is not tried again.
+    pub fn end_retries(&self) {
+        if let Some(counters) = &self.counters {
+            counters.end();
+        }
     }
 
     /// Compress what is stored from now on, if the backend can.

@@ -379,6 +379,9 @@ impl Shard {
         };
         if let Some(served) = self.state.volumes.get_mut(slot) {
             served.closing.push(answer);
+            if !destage {
+                served.backend.end_retries();
+            }
         }
         self.state
             .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
