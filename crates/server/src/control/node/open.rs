@@ -32,7 +32,7 @@ use hdcs_api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
 use hdcs_backend::Absent;
 use hdcs_backend::crypt::Unlocked;
 use hdcs_backend::home::store;
-use hdcs_backend::memory::ObjectMemory;
+use hdcs_backend::memory::{ObjectMemory, Shortage};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::Volume as CoreVolume;
@@ -207,7 +207,7 @@ impl Node {
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let gate = Arc::new(self.catalogue.gate(entry));
-        let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
+        let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
         let memory = self
             .memories
             .reserve(entry, self.volumes.entries_that_stay())
