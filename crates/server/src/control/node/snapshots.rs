@@ -257,10 +257,14 @@ fn refuse_copy(name: &str, copy_bytes: u64, is_allowed: bool) -> Result<(), ApiE
     if copy_bytes == 0 || is_allowed {
         return Ok(());
     }
-    Err(invalid(format!(
-        "volume {name}: its file system has no reflinks, so up to {copy_bytes} bytes have to be copied: say \
-         --copy if that is meant, or put the file on XFS or Btrfs"
-    )))
+    // The command is right, and may be done as it is on another file system.
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!(
+            "volume {name}: its file system has no reflinks, so up to {copy_bytes} bytes have to be copied: say --copy \
+             if that is meant, or put the file on XFS or Btrfs"
+        ),
+    ))
 }
 
 /// Why something was not kept, forgotten or given up.
