@@ -80,3 +80,32 @@ def test_check_with_a_rate_tells_progress_and_can_be_interrupted(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=COMMAND_SECONDS)
     assert process.returncode == 1 and b"interrupted" in err and b"no problem in that" in err, err
+
+
+def test_check_of_what_is_not_there_asks_for_no_backup(tmp_path):
+    refused(hdcs("check", f"file:{tmp_path}/none"), 1, "put right what is said above, and check it again")
+    refused(hdcs("check", "nope:/x"), 2, "the scheme is not known", "file:PATH")
+
+
+def test_check_says_what_to_do_about_each_problem(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v", *DIRTY)
+        daemon.create("w", "--mode", "storage")
+        for name in "vw":
+            daemon.write(name, os.urandom(MIB))
+        daemon.stop()
+        log, store = daemon.log_of("v"), daemon.data / "volumes/w/home"
+        for path in (log, store):
+            with open(path, "r+b") as file:
+                file.seek(24)
+                file.write(b"\xff" * 8)
+            done = hdcs("check", path)
+            refused(done, 1, "do what is said with each problem")
+            assert "superblock 0" in done.stdout and "the other one is used" in done.stdout
+        # Both superblocks, and what is between them.
+        with open(log, "r+b") as file:
+            file.write(b"\xff" * 17 * 4096)
+        for target in ("v", daemon.data / "volumes/v"):
+            done = hdcs("check", target, "--data", daemon.data)
+            refused(done, 1, "found 1 problem")
+            assert f"{log}: " in done.stdout and "volume open NAME --discard-dirty" in done.stdout, done.stdout

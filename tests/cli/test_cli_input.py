@@ -51,6 +51,14 @@ def test_name_like_an_option_is_refused(tmp_path):
 def test_size_is_refused(tmp_path, size, why):
     refused(hdcs("volume", "create", "v", f"--size={size}", "--data", tmp_path), 2, why)
     refused(hdcs("volume", "resize", "v", f"--size={size}", "--data", tmp_path), 2, why)
+    refused(hdcs("volume", "resize", "--data", tmp_path, "--", "v", size), 2, why)
+
+
+def test_new_size_is_given_once(tmp_path):
+    for size in (["1G"], ["--size", "1G"]):
+        refused(hdcs("volume", "resize", "v", *size, "--data", tmp_path), 1, "no daemon is running")
+    refused(hdcs("volume", "resize", "v", "--data", tmp_path), 2, "required", "SIZE")
+    refused(hdcs("volume", "resize", "v", "1G", "--size", "1G", "--data", tmp_path), 2, "cannot be used with")
 
 
 @pytest.mark.parametrize(

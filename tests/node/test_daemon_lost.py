@@ -63,7 +63,9 @@ def test_lost_log_is_told_and_given_up_only_when_told_to(tmp_path):
         refused_export(daemon, "v", "volume v is not open", "its write log is lost")
         # The others serve.
         assert daemon.read("w", MIB) == b"w" * MIB
-        refused(daemon.cli("volume", "open", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
+        opened = daemon.cli("volume", "open", "v")
+        refused(opened, 1, f"{MIB} dirty bytes", "--discard-dirty")
+        assert opened.stderr.startswith("error: volume v: write log: cannot open"), "the volume is named once"
         refused(daemon.cli("volume", "delete", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
         refused(daemon.cli("volume", "detach", "v"), 1, f"{MIB} dirty bytes", "--discard-dirty")
         assert not daemon.log_of("v").exists()

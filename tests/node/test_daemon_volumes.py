@@ -175,7 +175,7 @@ def test_resize_grows_online_and_survives_a_restart(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.create("v", size="4M")
         daemon.write("v", b"r" * MIB, offset=3 * MIB)
-        assert daemon.json("volume", "resize", "v", "--size", "8M")["bytes"] == 8 * MIB
+        assert daemon.json("volume", "resize", "v", "8M")["bytes"] == 8 * MIB
         daemon.write("v", b"s" * MIB, offset=7 * MIB)
         assert daemon.read("v", MIB, offset=3 * MIB) == b"r" * MIB
         daemon.kill()

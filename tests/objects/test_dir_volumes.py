@@ -2,6 +2,9 @@
 one, it is full, it hangs."""
 
 import os
+import shutil
+
+import pytest
 
 from daemon import DIRTY, Daemon, homes, refused
 from mirror_fuse import mirror
@@ -143,6 +146,26 @@ def test_dir_of_a_clone_that_is_not_mounted_keeps_what_its_parent_has_for_it(tmp
         client = daemon.nbd("c2")
         model.check(client)
         client.shutdown()
+        daemon.stop()
+
+
+@pytest.mark.parametrize("mode", ["cache", "storage"])
+def test_dir_that_is_gone_keeps_no_deletion_waiting(tmp_path, mode):
+    """Requests of the volume, and a look at what depends on it, would be tried again for as long as `retry_s`."""
+    place = tmp_path / "mount" / "gone"
+    with Daemon(tmp_path, ROOM) as daemon:
+        place.parent.mkdir()
+        daemon.create("v", "--mode", mode, "--backend", url(place, retry_s=3600), "--set", "destage_age_max_ms=1000",
+                      size="16M")
+        daemon.write("v", b"x" * MIB)
+        shutil.rmtree(place.parent)
+        if mode == "storage":
+            assert daemon.api("POST", "/v1/volumes/v/flush", "{}")[0] < 300
+        daemon.until(lambda: counters(daemon)["store"]["retries"] > 0)
+        refused(daemon.cli("volume", "delete", "v"), 1, "--keep-data")
+        deleted = daemon.json("volume", "delete", "v", "--discard-dirty")
+        assert deleted["discarded_dirty_bytes"] == MIB and deleted["data"] is None
+        assert deleted["data_trouble"].startswith(f"nothing is at dir:{place}")
         daemon.stop()
 
 

@@ -283,7 +283,8 @@ pub struct Detached {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenVolume {
-    /// If its write log or its local store is lost, open it from its backend alone with new ones.
+    /// If its write log is lost, open it with a new one from its backend, or in storage mode its local store; if its
+    /// local store is lost, open it from its backend alone, with a new one and a new write log.
     #[serde(default)]
     pub discard_dirty: bool,
     /// File or block device for that new log; left out, the place of the lost one.
@@ -303,9 +304,10 @@ pub struct Lost {
     /// Whether it was the local store; else the write log.
     #[serde(default)]
     pub is_home: bool,
-    /// Dirty bytes at most.
+    /// Dirty bytes at most; in storage mode without those in the local store, if that was not lost.
     pub dirty_bytes_max: u64,
-    /// The backend has everything that was written before this time, if that was recorded.
+    /// The backend, or the local store if only the write log was lost, has everything that was written before this time,
+    /// if that was recorded.
     pub complete_until: Option<String>,
     /// The same for people.
     pub said: String,
@@ -481,7 +483,8 @@ pub struct Counters {
     pub ssd_stored_bytes: u64,
     /// Bytes in the log that the backend does not have.
     pub dirty_bytes: u64,
-    /// Age of the oldest of them.
+    /// Age of the oldest of them. In storage mode it counts from the latest of these: the volume was opened; something
+    /// became dirty while nothing was; the last tier that has ended took its state.
     pub dirty_age_ms: u64,
     /// Bytes acknowledged and not yet durable.
     pub unpersisted_bytes: u64,
@@ -502,7 +505,7 @@ pub struct Counters {
     pub coalesced_bytes: u64,
     /// Sync points in the log since it was made.
     pub sync_points: u64,
-    /// Of a running flush: bytes still to go.
+    /// Of a running flush: bytes of data still to go, at least 1 until it has ended.
     pub flush_remaining_bytes: u64,
     /// Of a snapshot or clone that has to copy data: bytes still to go.
     #[serde(default)]
@@ -574,16 +577,16 @@ pub struct HomeCounters {
     /// What tiering out is doing: `idle`, `waiting`, `pausing`, `copying`, `finishing`, or `held` while a snapshot is
     /// made of what it has left.
     pub tier: String,
-    /// Of a running one: bytes in all.
+    /// Of a running one: bytes of data in all.
     pub tier_bytes: u64,
-    /// Of a running one: bytes still to go.
+    /// Of a running one: bytes of data still to go.
     pub tier_left_bytes: u64,
     /// Whether the backend is between two states, because tiering out has begun and not ended. Never
     /// so over an object store.
     pub backend_between: bool,
     /// How often tiering out has ended well.
     pub tiers: u64,
-    /// Bytes that were tiered out.
+    /// Bytes of data that were tiered out; zeroes do not count.
     pub tiered_bytes: u64,
     /// What the last try failed with, if it failed.
     pub trouble: Option<String>,

@@ -1,8 +1,9 @@
 //! `dir:PATH`: a volume as files below a directory of any file system.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use super::objects::{self, ObjectsPlace, Reach};
 use super::url::{Given, OptionList, Scheme, UrlError};
@@ -44,6 +45,11 @@ fn is_path(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(is_name)
 }
 
+/// Whether a path names nothing. Blocks.
+pub fn is_absent(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 #[derive(Debug)]
 struct InDirectory {
     path: String,
@@ -53,6 +59,10 @@ struct InDirectory {
 impl Reach for InDirectory {
     fn name(&self) -> String {
         format!("dir {}", self.path)
+    }
+
+    fn is_gone(&self) -> bool {
+        is_absent(Path::new(&self.path))
     }
 
     fn location(&self) -> String {

@@ -96,6 +96,10 @@ pub trait Place: std::fmt::Debug + Send {
     fn path(&self) -> Option<&Path> {
         None
     }
+    /// Whether it can be seen at once that nothing is there, or that what it would be in is not mounted. Blocks.
+    fn is_gone(&self) -> bool {
+        self.path().is_some_and(dir::is_absent)
+    }
     /// Whether what is there can only be read; then it is not made either, and nobody has it alone.
     fn is_read_only(&self) -> bool {
         false

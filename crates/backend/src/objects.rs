@@ -110,6 +110,10 @@ pub trait Reach: std::fmt::Debug + Send + Sync {
     fn exposure(&self) -> Option<String> {
         None
     }
+    /// See [`Place::is_gone`].
+    fn is_gone(&self) -> bool {
+        false
+    }
     /// Whether nothing is at a place if nothing is found there: not so where it could be mounted and is not.
     fn proves_absence(&self) -> bool {
         true
@@ -176,6 +180,10 @@ fn nonce() -> u64 {
 impl Place for ObjectsPlace {
     fn name(&self) -> String {
         self.reach.name()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.reach.is_gone()
     }
 
     fn exposure(&self) -> Option<String> {

@@ -101,6 +101,13 @@ impl Stack {
         self.counters.as_ref().map(|counters| counters.counts())
     }
 
+    /// Nobody needs any more what is asked of it: what its store fails is not tried again.
+    pub fn end_retries(&self) {
+        if let Some(counters) = &self.counters {
+            counters.end();
+        }
+    }
+
     /// Compress what is stored from now on, if the backend can.
     pub fn set_compression(&self, method: Option<Method>) {
         if let Some(compression) = &self.compression {

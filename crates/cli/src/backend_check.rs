@@ -60,10 +60,14 @@ impl Watch for Pace {
     }
 }
 
-/// Whether a target of the check is the URL of a backend.
+/// Whether a target of the check is the URL of a backend, or is meant to be one.
 pub fn is_url(target: &str) -> bool {
-    let scheme = target.split_once(':').map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| ["dir", "file", "rbd", "s3", "hdfs"].contains(&scheme))
+    let Some((scheme, _)) = target.split_once(':') else {
+        return false;
+    };
+    let is_word = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    ["dir", "file", "rbd", "s3", "hdfs"].contains(&scheme)
+        || is_word && !std::path::Path::new(target).exists()
 }
 
 /// Verify what is at a URL, which may be encrypted: without its key, what needs none.

@@ -352,11 +352,17 @@ fn verified(report: &CheckReport) -> String {
 }
 
 fn remedy(reports: &[CheckReport]) -> &'static str {
-    let mut bad = reports.iter().filter(|report| !report.problems.is_empty());
-    if bad.all(|report| report.is_cache) {
+    let bad = || reports.iter().filter(|report| !report.problems.is_empty());
+    // What is damaged was read at least in part.
+    let is_unread = |report: &CheckReport| {
+        backend_check::is_url(&report.path) && report.bytes + report.blocks + report.objects == 0
+    };
+    if bad().all(is_unread) {
+        "nothing of it could be read: put right what is said above, and check it again"
+    } else if bad().all(|report| report.is_cache) {
         "only the read cache is damaged: nothing is to be restored; look at the health of its device"
     } else {
-        "restore what is damaged from a replica or backup"
+        "do what is said with each problem; where nothing is said, restore from a replica or backup"
     }
 }
 
@@ -442,7 +448,8 @@ fn check_path(path: &Path) -> Result<Vec<CheckReport>, Failure> {
             .map_err(fail);
         }
         let log = path.join(catalogue::LOG_FILE);
-        if inspect::is_log(&log) {
+        // A log of which nothing can be recognised is damaged.
+        if inspect::is_log(&log) || catalogue::is_volume_directory(path) && log.exists() {
             let encryption = catalogue::encryption_beside(&log);
             let report = inspect::check_log(&log, None, encryption.as_ref(), Use::Live);
             let home = path.join(catalogue::HOME_FILE);

@@ -32,7 +32,8 @@ pub struct Arguments {
 
 /// How a flush ended.
 enum End {
-    Done,
+    /// The volume as it was then.
+    Done(Box<Volume>),
     Interrupted,
     TimedOut,
 }
@@ -40,11 +41,11 @@ enum End {
 pub async fn run(client: &Client, arguments: &Arguments) -> Result<(), Failure> {
     let mut interrupts = Interrupts::watch()?;
     let flushed = flush(client, &arguments.name, arguments.timeout, &mut interrupts);
-    let (total, took) = flushed.await?;
+    let (flushed, took) = flushed.await?;
     output::line(&format!(
         "volume {} is flushed: {} in {:.1} s",
         arguments.name,
-        show(total),
+        show(flushed),
         took.as_secs_f64()
     ));
     Ok(())
@@ -58,9 +59,9 @@ pub(super) async fn flush(
     interrupts: &mut Interrupts,
 ) -> Result<(u64, Duration), Failure> {
     let path = format!("{}/flush", api_path(name));
+    let before: Volume = client.get(&api_path(name)).await?;
     let volume: Volume = client.request(Method::POST, &path, &()).await?;
-    let total = remaining(&volume);
-    let mut progress = Progress::new(total, "flushed");
+    let mut progress = Progress::new(remaining(&volume), "flushed");
     let deadline = async {
         match timeout {
             Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
@@ -68,16 +69,18 @@ pub(super) async fn flush(
         }
     };
     let end = tokio::select! {
-        ended = watch(client, name, &mut progress) => ended.map(|()| End::Done)?,
+        ended = watch(client, name, volume, &mut progress) => End::Done(ended?),
         () = interrupts.wait() => End::Interrupted,
         () = deadline => End::TimedOut,
     };
     progress.finish();
     let (why, failure): (_, fn(String) -> Failure) = match end {
-        End::Done => {
-            // Work that has no bytes, such as the flush at its end, counts as less than a sector.
-            let flushed = total - total % SECTOR_BYTES as u64;
-            return Ok((flushed, progress.started.elapsed()));
+        End::Done(after) => {
+            let flushed = match (tiered(&before), tiered(&after)) {
+                (Some(before), Some(after)) => after.saturating_sub(before),
+                _ => progress.total,
+            };
+            return Ok((whole(flushed), progress.started.elapsed()));
         }
         End::Interrupted => ("interrupted", Failure::interrupted),
         End::TimedOut => ("out of time", Failure::failed),
@@ -86,8 +89,8 @@ pub(super) async fn flush(
     Err(failure(format!(
         "flush is {why}: volume {name}: {} of {} are still to go; they stay safe on this node: run \
          it again to go on",
-        show(progress.left),
-        show(total)
+        show(whole(progress.left)),
+        show(whole(progress.total))
     )))
 }
 
@@ -98,10 +101,39 @@ fn remaining(volume: &Volume) -> u64 {
         .map_or(0, |counters| counters.flush_remaining_bytes)
 }
 
-async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> Result<(), Failure> {
+/// Bytes without what stands for work that has none, such as the flush at the end: less than a sector.
+fn whole(bytes: u64) -> u64 {
+    bytes - bytes % SECTOR_BYTES as u64
+}
+
+/// Bytes that the backend has got of the volume's local store, if there is one.
+fn tiered(volume: &Volume) -> Option<u64> {
+    let counters = volume.counters.as_ref()?;
+    Some(counters.home.as_ref()?.tiered_bytes)
+}
+
+/// Of the bytes that are to reach the backend, those that have; `None` if the volume has no local store. What is
+/// destaged into that has still all the way to go.
+fn reached(volume: &Volume) -> Option<u64> {
+    let home = volume.counters.as_ref()?.home.as_ref()?;
+    let is_copied = matches!(home.tier.as_str(), "copying" | "finishing");
+    Some(if is_copied {
+        home.tier_bytes.saturating_sub(home.tier_left_bytes)
+    } else {
+        0
+    })
+}
+
+/// Wait until nothing is left to flush. Returns the volume as it is then.
+async fn watch(
+    client: &Client,
+    name: &VolumeName,
+    mut volume: Volume,
+    progress: &mut Progress,
+) -> Result<Box<Volume>, Failure> {
     while progress.left > 0 {
         tokio::time::sleep(WATCH_PERIOD).await;
-        let volume: Volume = client.get(&api_path(name)).await?;
+        volume = client.get(&api_path(name)).await?;
         if volume.counters.is_none() {
             return Err(Failure::failed(format!(
                 "flush has ended: volume {name}: it is not open any more: see `hdcs volume show {name}`"
@@ -117,9 +149,14 @@ async fn watch(client: &Client, name: &VolumeName, progress: &mut Progress) -> R
                 "flush has ended: volume {name}: {why}"
             )));
         }
-        progress.update(remaining(&volume), volume.reason.as_deref());
+        let (left, trouble) = (remaining(&volume), volume.reason.as_deref());
+        match reached(&volume) {
+            // The last look finds nothing under way.
+            Some(done) if left > 0 => progress.restate(done, left, trouble),
+            _ => progress.update(left, trouble),
+        }
     }
-    Ok(())
+    Ok(Box::new(volume))
 }
 
 /// A bar on a terminal, else a line a second on standard error.
@@ -156,10 +193,17 @@ impl Progress {
         }
     }
 
+    /// So much is left. If that is more than before, more is to be done than was known.
     pub(super) fn update(&mut self, left: u64, trouble: Option<&str>) {
-        self.left = left;
-        let done = self.total.saturating_sub(left);
+        let done = self.total - left.min(self.left);
+        self.restate(done, left, trouble);
+    }
+
+    /// So much is done, and so much is left, as is known now.
+    fn restate(&mut self, done: u64, left: u64, trouble: Option<&str>) {
+        (self.total, self.left) = (done + left, left);
         if let Some(bar) = &self.bar {
+            bar.set_length(self.total);
             bar.set_position(done);
             bar.set_message(trouble.unwrap_or_default().to_owned());
         } else if self.printed.elapsed() >= LINE_PERIOD {
@@ -179,8 +223,8 @@ impl Progress {
         let trouble = trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
         format!(
             "{} of {} {}, {}/s, ETA {eta}{trouble}",
-            show(done),
-            show(self.total),
+            show(whole(done)),
+            show(whole(self.total)),
             self.done,
             show(rate as u64)
         )
@@ -196,6 +240,23 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_never_has_more_left_than_there_is_in_all() {
+        let mut progress = Progress::new(4 << 20, "flushed");
+        let mut seen = |left: u64| {
+            progress.update(left, None);
+            (progress.total >> 20, progress.left >> 20)
+        };
+        assert_eq!(seen(3 << 20), (4, 3));
+        assert_eq!(seen(9 << 20), (10, 9), "more came, and one is done");
+        assert_eq!(seen(0), (10, 0));
+        // What is destaged into a local store is not done, and is copied from there.
+        progress.restate(0, 2 << 20, None);
+        assert_eq!((progress.total, progress.left), (2 << 20, 2 << 20));
+        progress.restate(1 << 20, 1 << 20, None);
+        assert_eq!((progress.total, progress.left), (2 << 20, 1 << 20));
+    }
 
     #[test]
     fn flush_line_tells_progress_rate_and_eta() {

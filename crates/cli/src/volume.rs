@@ -49,12 +49,12 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Change the size of a volume; smaller only with --shrink, after it is flushed
+    #[command(override_usage = "hdcs volume resize [OPTIONS] <NAME> <SIZE|--size <SIZE>>")]
     Resize {
         /// Name of the volume
         name: VolumeName,
-        /// The new size
-        #[arg(long, value_parser = parse_volume_size)]
-        size: Size,
+        #[command(flatten)]
+        size: NewSize,
         /// What lies beyond the new size may be lost
         #[arg(long)]
         shrink: bool,
@@ -296,11 +296,31 @@ impl Behaviour {
     }
 }
 
+/// The size that a volume is to have, said in one of two ways.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct NewSize {
+    /// The new size, such as 20G
+    #[arg(value_name = "SIZE", value_parser = parse_volume_size)]
+    plain: Option<Size>,
+    /// The new size, as an option
+    #[arg(long = "size", value_name = "SIZE", value_parser = parse_volume_size)]
+    named: Option<Size>,
+}
+
+impl NewSize {
+    fn bytes(&self) -> u64 {
+        let given = self.plain.or(self.named);
+        given.expect("the command line has one of them").0
+    }
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Open {
     /// Name of the volume
     name: VolumeName,
-    /// If its write log or its local store is lost, open it from its backend alone, with new ones
+    /// If its write log is lost, open it with a new one from its backend, or in storage mode its local store; if its
+    /// local store is lost, open it from its backend alone, with a new one and a new write log
     #[arg(long)]
     discard_dirty: bool,
     /// File or block device for the new log [default: the place of the lost one]
@@ -441,7 +461,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         } => {
             let path = format!("{}/resize", api_path(&name));
             let request = ResizeVolume {
-                bytes: size.0,
+                bytes: size.bytes(),
                 shrink,
             };
             let volume: Volume = client.request(Method::POST, &path, &request).await?;

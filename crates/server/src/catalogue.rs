@@ -336,6 +336,11 @@ pub fn directory(layout: &Layout, name: &VolumeName) -> PathBuf {
     layout.volumes().join(name.as_str())
 }
 
+/// Whether a directory is that of a volume, whatever is left of it.
+pub fn is_volume_directory(directory: &Path) -> bool {
+    entry_file(directory).exists()
+}
+
 fn entry_file(directory: &Path) -> PathBuf {
     directory.join(ENTRY_FILE)
 }

@@ -519,6 +519,10 @@ pub fn check_log(
     report
 }
 
+/// What to do about one of two superblocks that is damaged.
+const OTHER_SUPERBLOCK: &str = "the other one is used, and this one is written again once the volume is open: look at the \
+                                health of the device";
+
 /// One reading.
 fn check_once(
     path: &Path,
@@ -530,7 +534,12 @@ fn check_once(
     let file = File::open(path).map_err(|error| format!("{shown}: {error}"))?;
     let found = superblocks(&file).map_err(|error| format!("{shown}: {error}"))?;
     let superblock = &LogSuperblock::in_force(found.iter().copied())
-        .map_err(|why| format!("{shown}: no usable superblock: {why}"))?;
+        .map_err(|why| {
+            format!(
+                "{shown}: no usable superblock: {why}: put a good copy of the log back, or give up what only it holds \
+                 with `hdcs volume open NAME --discard-dirty`"
+            )
+        })?;
     if let Some(why) = foreign(superblock, uuid) {
         return Err(format!("{shown}: {why}"));
     }
@@ -557,7 +566,11 @@ fn check_once(
     for (block, superblock) in found.iter().enumerate() {
         match superblock {
             Ok(_) | Err(FormatError::Magic) => {}
-            Err(why) => return Err(format!("{shown}: superblock {block}: {why}")),
+            Err(why) => {
+                return Err(format!(
+                    "{shown}: superblock {block}: {why}: {OTHER_SUPERBLOCK}"
+                ));
+            }
         }
     }
     Ok(())

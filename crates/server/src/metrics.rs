@@ -182,7 +182,8 @@ const OF_COUNTERS: &[Family<Counters>] = &[
     ),
     gauge(
         "hdcs_volume_dirty_age_seconds",
-        "Age of the oldest of them.",
+        "Age of the oldest of them. In storage mode it counts from the latest of these: the volume was opened; something \
+         became dirty while nothing was; the last tier that has ended took its state.",
         &[("", |c| seconds(c.dirty_age_ms))],
     ),
     gauge(
@@ -384,7 +385,7 @@ const OF_HOMES: &[Family<HomeCounters>] = &[
     ),
     gauge(
         "hdcs_volume_tier_remaining_bytes",
-        "Of a tier that is under way: bytes still to go.",
+        "Of a tier that is under way: bytes of data still to go.",
         &[("", |c| c.tier_left_bytes as f64)],
     ),
     counter(
@@ -394,7 +395,7 @@ const OF_HOMES: &[Family<HomeCounters>] = &[
     ),
     counter(
         "hdcs_volume_tiered_bytes_total",
-        "Bytes tiered out.",
+        "Bytes of data tiered out; zeroes do not count.",
         &[("", |c| c.tiered_bytes as f64)],
     ),
     gauge(

@@ -10,7 +10,7 @@
 //! 3. A get brings exactly what was asked for, or an error.
 //! 4. Names are listed in the order of their bytes; what was put before the listing began and was
 //!    not deleted since is in it.
-//! 5. Every operation ends: what can be retried is, with growing, jittered pauses, until the
+//! 5. Every operation ends: what can be retried is, with growing, jittered pauses, until nobody needs it any more or the
 //!    patience of its [`Client`] is used up.
 //!
 //! Everything runs on one runtime of its own threads, never on a shard's. Secrets come from the
@@ -32,7 +32,7 @@ pub(crate) mod tests;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,7 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::limits::{BLOCK_BYTES, OBJECT_BATCH_BLOCKS_MAX};
 use thiserror::Error;
 use tokio::runtime::{Handle, Runtime};
+use tokio::sync::Notify;
 
 /// Name of the threads in which the client library of HDFS runs, and nothing else: a panic there does not end the process.
 pub const HDFS_THREADS: &str = "hdcs-hdfs";
@@ -176,6 +177,9 @@ pub struct Counters {
     lost_pages: AtomicU64,
     trouble: Mutex<Option<String>>,
     lost: OnceLock<String>,
+    /// Whether nobody needs any more what is asked, and whom that wakes.
+    is_over: AtomicBool,
+    over: Notify,
 }
 
 /// [`Counters`] at one moment.
@@ -251,6 +255,22 @@ impl Counters {
     pub fn lose(&self, why: String) {
         // The first reason stands.
         let _ = self.lost.set(why);
+    }
+
+    /// Nobody needs any more what is asked: what fails from now on is not tried again.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.over.notify_waiters();
+    }
+
+    /// Wait, but not once nobody needs what is asked any more; whether that is so.
+    async fn pause(&self, pause: Duration) -> bool {
+        let over = self.over.notified();
+        if !self.is_over.load(Ordering::Acquire) {
+            // How it ends is seen below.
+            let _ = tokio::time::timeout(pause, over).await;
+        }
+        self.is_over.load(Ordering::Acquire)
     }
 
     /// What they are now.
@@ -397,10 +417,9 @@ impl Client {
             let wait = pause / 2 + pause.mul_f64(draw() / 2.0);
             let again = matches!(result, Err(StoreError::Unreachable(_)))
                 && started.elapsed() + wait < self.patience;
-            if !again {
+            if !again || self.counters.pause(wait).await {
                 return result;
             }
-            tokio::time::sleep(wait).await;
             pause = (pause * 2).min(PAUSE_MAX);
             self.counters.retries.fetch_add(1, Ordering::Relaxed);
         }

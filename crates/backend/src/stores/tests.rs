@@ -183,6 +183,25 @@ fn request_is_repeated_until_it_ends_well() {
 }
 
 #[test]
+fn request_that_nobody_needs_any_more_is_not_repeated() {
+    let memory = Memory::default();
+    let client = Client::new(memory.clone(), Duration::from_hours(1));
+    let away = StoreError::Unreachable("away".to_owned());
+    memory.plan(std::iter::repeat_n(Fault::Fails(away.clone()), 12));
+    let waiting = client.clone();
+    let request = runtime().spawn(async move { waiting.delete("data/1").await });
+    while client.counters().counts().trouble.is_none() {
+        std::thread::yield_now();
+    }
+    // It is not repeated, or waits to be.
+    client.counters().end();
+    assert_eq!(runtime().block_on(request).unwrap(), Err(away.clone()));
+    let retries = client.counters().counts().retries;
+    assert_eq!(ends(client.delete("data/1")), Err(away));
+    assert_eq!(client.counters().counts().retries, retries);
+}
+
+#[test]
 fn conditional_put_whose_answer_is_lost_finds_itself() {
     let memory = Memory::default();
     let client = Client::new(memory.clone(), PATIENCE);

@@ -303,6 +303,9 @@ pub struct Status {
     pub dirty_bytes: u64,
     /// Bytes that read as zeroes, which the backend lacks.
     pub zero_bytes: u64,
+    /// Since when the backend lacks something at the earliest: the moment of the last tier that has ended, or since
+    /// that, when something became dirty while nothing was. What was dirty at the opening counts from then.
+    pub owed_since: Option<Nanos>,
     /// Bytes that are the same as the backend's.
     pub clean_bytes: u64,
     /// Bytes that only the backend has.
@@ -311,7 +314,7 @@ pub struct Status {
     pub tier: TierState,
     /// Whether nothing of a tier is under way, also of one that was given up.
     pub tier_rests: bool,
-    /// Of a running tier: bytes in all, and still to go.
+    /// Of a running tier: bytes of data in all, and still to go.
     pub tier_bytes: u64,
     /// See [`Self::tier_bytes`].
     pub tier_left_bytes: u64,
@@ -319,8 +322,10 @@ pub struct Status {
     pub between: bool,
     /// Tiers that have ended well.
     pub tiers: u64,
-    /// Bytes that were tiered out.
+    /// Bytes of data that were tiered out.
     pub tiered_bytes: u64,
+    /// Bytes that tiers have zeroed in the backend.
+    pub tiered_zero_bytes: u64,
     /// Why the last tier failed, if it did.
     pub tier_trouble: Option<IoError>,
     /// Why nothing is made durable any more, if that is so.
@@ -426,6 +431,7 @@ impl LocalStore {
         self.store
             .pump_commit(&mut self.writes, &mut self.tier, actions);
         self.store.pump_sums(actions);
+        self.store.note_owed();
         self.check_invariants();
     }
 
@@ -484,6 +490,7 @@ impl LocalStore {
     pub fn status(&self) -> Status {
         let store = &self.store;
         let bytes = |state| store.map.count(state) * BLOCK_BYTES as u64;
+        let (dirty_bytes, zero_bytes) = store.owed_bytes();
         let (tier_bytes, tier_left_bytes) = self.tier.progress();
         let (sums, believed) = (&store.sums, store.sums.trusted_until);
         Status {
@@ -496,8 +503,9 @@ impl LocalStore {
                 .damaged
                 .first()
                 .map(|sector| sector * SECTOR_BYTES as u64),
-            dirty_bytes: bytes(BlockState::Dirty),
-            zero_bytes: bytes(BlockState::Zero),
+            dirty_bytes,
+            zero_bytes,
+            owed_since: store.owed_since,
             clean_bytes: bytes(BlockState::Clean),
             absent_bytes: bytes(BlockState::Absent),
             tier: self.tier.state(),

@@ -19,7 +19,7 @@ use crate::base::buf::{BufMut, Pool};
 use crate::base::cipher::KeyedCipher;
 use crate::base::error::IoError;
 use crate::base::io::{Nanos, Token};
-use crate::base::limits::HOME_POOL_BYTES;
+use crate::base::limits::{BLOCK_BYTES, HOME_POOL_BYTES};
 
 /// Why something was asked.
 #[derive(Debug)]
@@ -53,6 +53,8 @@ pub(super) struct Store {
     pub new_generation: u64,
     /// How many blocks more may become zero, or be cut off, in this turn.
     pub turn_blocks: u64,
+    /// See [`Status::owed_since`].
+    pub owed_since: Option<Nanos>,
     pub failed: Option<IoError>,
     pub in_flight: BTreeMap<u64, Purpose>,
     next_id: u64,
@@ -72,6 +74,7 @@ impl Store {
             encryption: cipher.map(Encryption::new),
             new_generation: 0,
             turn_blocks: config.turn_blocks,
+            owed_since: None,
             failed: None,
             in_flight: BTreeMap::new(),
             next_id: 0,
@@ -114,6 +117,20 @@ impl Store {
             }
             at = end;
         }
+    }
+
+    /// Bytes that the backend lacks, and bytes that read as zeroes, which it lacks as well.
+    pub fn owed_bytes(&self) -> (u64, u64) {
+        let bytes = |state| self.map.count(state) * BLOCK_BYTES as u64;
+        (bytes(BlockState::Dirty), bytes(BlockState::Zero))
+    }
+
+    /// Note since when something is here that the backend lacks. Called at the end of each turn.
+    pub fn note_owed(&mut self) {
+        self.owed_since = match self.owed_bytes() {
+            (0, 0) => None,
+            _ => self.owed_since.or(Some(self.now)),
+        };
     }
 
     /// Compare what was read from the store with its checksums, and make it what was written.

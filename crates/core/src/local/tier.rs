@@ -92,6 +92,8 @@ struct Copy {
     blocks: Range<u64>,
     /// Whether it is still to be read from the store.
     reading: bool,
+    /// Whether the backend is told to zero them, and given no data.
+    is_zero: bool,
     /// Whether it is of a tier that was given up.
     is_orphan: bool,
     /// The checksums of what is read.
@@ -111,6 +113,7 @@ pub(super) struct Tier {
     pending: Blocks,
     /// Blocks that are still as they were at its moment.
     unchanged: Blocks,
+    /// Blocks of data of its moment, and how many of them are not copied. Zeroes are no bytes to copy.
     total_blocks: u64,
     left_blocks: u64,
     cursor: u64,
@@ -124,8 +127,9 @@ pub(super) struct Tier {
     pub is_kept_off: bool,
     retry_at: Option<Nanos>,
     moved_at: Nanos,
-    /// The commit that makes its moment durable.
+    /// The commit that makes its moment durable, and when that was.
     moment: u64,
+    moment_at: Nanos,
     /// Since when a flush waits for the writes that have begun.
     holds_since: Option<Nanos>,
     /// How often that was given up.
@@ -272,6 +276,8 @@ impl Tier {
             self.wanted = core::mem::take(&mut self.again);
             self.ended();
             store.status.tiers += 1;
+            // What is still owed was written after that.
+            store.owed_since = Some(self.moment_at);
         }
         if self.phase == Phase::Idle {
             self.try_moment(store, writes);
@@ -353,15 +359,16 @@ impl Tier {
         let (pending, unchanged) = (Blocks::owed(&store.map), Blocks::owed(&store.map));
         self.pending = pending;
         self.unchanged = unchanged;
-        self.total_blocks = self.pending.count();
+        self.total_blocks = store.map.count(BlockState::Dirty);
         self.left_blocks = self.total_blocks;
         self.cursor = 0;
         if self.hold == Hold::Wanted {
             self.hold = Hold::Coming;
         }
         self.moment = store.commit.begun;
+        self.moment_at = store.now;
         self.holds_given_up = 0;
-        if self.total_blocks == 0 && !store.commit.is_between() {
+        if self.pending.count() == 0 && !store.commit.is_between() {
             self.wanted = false;
             self.trouble = None;
             self.ended();
@@ -480,6 +487,7 @@ impl Tier {
         let copy = Copy {
             blocks,
             reading: !is_zero,
+            is_zero,
             is_orphan: false,
             expected,
         };
@@ -542,9 +550,13 @@ impl Tier {
             return self.fail(error, store.now);
         }
         let blocks = copy.blocks.end - copy.blocks.start;
-        self.left_blocks -= blocks;
         self.moved_at = store.now;
-        store.status.tiered_bytes += blocks * BLOCK;
+        if copy.is_zero {
+            store.status.tiered_zero_bytes += blocks * BLOCK;
+        } else {
+            self.left_blocks -= blocks;
+            store.status.tiered_bytes += blocks * BLOCK;
+        }
     }
 
     /// The backend has made all of it durable, or not.
@@ -602,7 +614,7 @@ impl Tier {
         }
     }
 
-    /// Bytes of the tier in all, and still to go.
+    /// Bytes of data of the tier in all, and still to go.
     pub fn progress(&self) -> (u64, u64) {
         (self.total_blocks * BLOCK, self.left_blocks * BLOCK)
     }

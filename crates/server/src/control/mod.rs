@@ -242,8 +242,8 @@ async fn delete_volume(
     detached(async move { node.delete(&name, options).await }).await
 }
 
-/// Open a volume that could not be opened; with `discard_dirty` from its backend alone, if its write
-/// log is lost.
+/// Open a volume that could not be opened; with `discard_dirty` also without its write log or its local store, if that
+/// is lost.
 #[utoipa::path(post, path = "/v1/volumes/{name}/open", params(("name" = String, Path)),
     request_body = OpenVolume,
     responses((status = 200, body = OpenedVolume), (status = 409, body = ApiError),

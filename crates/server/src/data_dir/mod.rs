@@ -215,8 +215,14 @@ impl Layout {
     pub fn identity_problem(&self) -> Option<String> {
         let path = self.identity();
         let read = sealed::read::<Identity>(&path, IDENTITY);
-        read.err()
-            .map(|error| format!("{}: {error}", path.display()))
+        let advice = match read.as_ref().err()? {
+            SealedError::Newer { .. } => "",
+            _ => {
+                ": move it away and start the daemon (volumes are kept, the read cache starts cold)"
+            }
+        };
+        let error = read.err()?;
+        Some(format!("{}: {error}{advice}", path.display()))
     }
     /// Identity of the node's read cache, if the identity file can be read.
     pub fn cache_uuid(&self) -> Option<Uuid> {

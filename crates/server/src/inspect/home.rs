@@ -25,7 +25,7 @@ use hdcs_core::local::map::{BlockState, Map};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{LIVE_PAUSE, Use};
+use super::{LIVE_PAUSE, OTHER_SUPERBLOCK, Use};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How often a page that is being written may be found torn.
@@ -147,7 +147,10 @@ fn walk(
         Err(error) => {
             summary
                 .problems
-                .push(format!("no usable superblock: {error}"));
+                .push(format!(
+                    "no usable superblock: {error}: put a good copy of the local store back, or give up what only it \
+                     holds with `hdcs volume open NAME --discard-dirty`"
+                ));
             return Ok(summary);
         }
     };
@@ -155,7 +158,8 @@ fn walk(
         // The first of a new local store was never written.
         let is_empty = block.iter().all(|&byte| byte == 0);
         if let Some(error) = HomeSuperblock::parse(block).err().filter(|_| !is_empty) {
-            summary.problems.push(format!("superblock {copy}: {error}"));
+            let problem = format!("superblock {copy}: {error}: {OTHER_SUPERBLOCK}");
+            summary.problems.push(problem);
         }
     }
     summary.volume = Uuid::from_bytes(superblock.volume);
@@ -263,11 +267,11 @@ fn check_file(
     let sums_log = superblock.as_ref().map(|one| one.sums_log.get());
     let left_out = match sums_log {
         Some(SUMS_UNTRUSTED) => Some(
-            "its checksums are being made anew: its map is verified, and its data when that has ended",
+            "only its map was verified: the checksums of its data are being made anew, so check it again later",
         ),
         _ if how == Use::Live => Some(
-            "its map is verified; its data is by `hdcs volume scrub`, or by `hdcs check DIR` on the data directory \
-             while no daemon runs",
+            "only its map was verified: to verify its data, run `hdcs volume scrub`, or without a daemon `hdcs check DIR` \
+             on the data directory",
         ),
         _ => None,
     };

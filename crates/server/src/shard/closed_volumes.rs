@@ -76,9 +76,9 @@ impl ClosedVolumes {
     }
 
     /// Why a volume cannot be opened for the sake of what an earlier opening has left behind.
-    pub fn hindrance(&self, spec: &VolumeSpec) -> Option<String> {
+    pub fn hindrance(&self, spec: &VolumeSpec) -> Option<&'static str> {
         let is_hindered = self.0.values().any(|closed| closed.is_in_the_way_of(spec));
-        is_hindered.then(|| format!("volume `{}`: {LOG_HANGS}", spec.name))
+        is_hindered.then_some(LOG_HANGS)
     }
 }
 

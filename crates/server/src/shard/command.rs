@@ -154,6 +154,8 @@ pub struct VolumeReport {
     pub config: VolumeConfig,
     /// Counters and gauges.
     pub stats: VolumeStats,
+    /// What it has that its backend does not have; `None` if its log was never read.
+    pub left: Option<Left>,
     /// Whether its log holds something beyond its end, which has to be destaged before it grows.
     pub holds_cut: bool,
     /// Latency of reads in nanoseconds, from arrival to reply.

@@ -180,13 +180,13 @@ impl Shard {
         let mut volumes = self.state.volumes.iter();
         let open = volumes.any(|(_, served)| served.name == spec.name || served.number == number);
         if open || opening {
-            return refuse(answer, format!("volume `{}` is open already", spec.name));
+            return refuse(answer, "it is open already".to_owned());
         }
         if self.stopping.is_some() {
             return refuse(answer, STOPPING.to_owned());
         }
         if let Some(why) = self.state.closed_volumes.hindrance(&spec) {
-            return refuse(answer, why);
+            return refuse(answer, why.to_owned());
         }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
         let token = Token(u64::from(self.openings.insert((spec, answer))));
@@ -298,7 +298,7 @@ impl Shard {
             *due = Nanos(u64::MAX);
         }
         let failed = match served.volume.phase() {
-            Phase::Failed(error) => Some(not_replayed(&served.name, error)),
+            Phase::Failed(error) => Some(not_replayed(error)),
             _ => None,
         };
         if let Some(answer) = served.opening.take() {
@@ -379,6 +379,9 @@ impl Shard {
         };
         if let Some(served) = self.state.volumes.get_mut(slot) {
             served.closing.push(answer);
+            if !destage {
+                served.backend.end_retries();
+            }
         }
         self.state
             .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));

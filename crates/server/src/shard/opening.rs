@@ -50,30 +50,29 @@ pub fn open_files(
                 // Measured only once it is known to be ours: that writes to it.
                 let unmeasured = durability.unwrap_or(Durability::Fdatasync);
                 let device = Device::open(&spec.log, Some(unmeasured));
-                let device = device.map_err(|error| log_fails(spec, &error))?;
+                let device = device.map_err(|error| log_fails(&error))?;
                 let blocks = device.read_superblocks_again();
-                let blocks = blocks.map_err(|error| log_fails(spec, &error))?;
+                let blocks = blocks.map_err(|error| log_fails(&error))?;
                 log = Some(device);
                 let found = opening.log_read(&blocks);
-                let found = found.map_err(|why| log_refused(spec, &opening, why))?;
+                let found = found.map_err(|why| log_refused(&opening, why))?;
                 let keys = spec.encryption.as_ref().map(Encryption::unlock);
-                unlocked =
-                    (keys.transpose()).map_err(|error| failure(spec, Failure::Refused, &error))?;
+                unlocked = (keys.transpose()).map_err(|error| failure(Failure::Refused, &error))?;
                 let keys = log_keys(&unlocked, found.log);
                 let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
                 let key = spec.encryption.as_ref().map(|one| *one.key.id().as_bytes());
                 opening
                     .authenticate(&blocks, key.unwrap_or_default(), keys)
-                    .map_err(|why| log_refused(spec, &opening, why))?;
+                    .map_err(|why| log_refused(&opening, why))?;
             }
             Step::Records => {
-                let recorded = spec.admission.record().map_err(|why| of(spec, why))?;
+                let recorded = spec.admission.record()?;
                 let recorded = recorded.map(|record| (record.log, record.incarnation));
                 let may_be_made = opening.recorded(recorded);
-                if may_be_made.map_err(|why| log_refused(spec, &opening, why))? {
+                if may_be_made.map_err(|why| log_refused(&opening, why))? {
                     absent = spec.admission.absent();
                 }
-                kept = spec.admission.kept().map_err(|why| of(spec, why))?;
+                kept = spec.admission.kept()?;
                 opening.kept(kept.as_ref());
             }
             Step::Local => {
@@ -89,7 +88,7 @@ pub fn open_files(
                     } else {
                         Failure::Refused
                     };
-                    failure(spec, kind, &error)
+                    failure(kind, &error)
                 })?);
                 opening.done();
             }
@@ -101,21 +100,21 @@ pub fn open_files(
                         _ if error.is_unreachable() => Failure::Unreachable,
                         _ => Failure::Refused,
                     };
-                    failure(spec, kind, &error)
+                    failure(kind, &error)
                 })?;
                 backend = Some(opened.behind(local.take()));
                 opening.done();
             }
             Step::Sync => {
                 let log = log.as_ref().expect("it is open");
-                log.sync().map_err(|error| log_fails(spec, &error))?;
+                log.sync().map_err(|error| log_fails(&error))?;
                 opening.done();
             }
             Step::Begin => {
                 let keys = log_keys(&unlocked, opening.log().log);
                 let keys = keys.as_ref().map(|keys| keys as &dyn Authenticator);
                 let begun = spec.admission.begin(identity(), keys);
-                begun.map_err(|why| of(spec, why))?;
+                begun?;
                 // It writes, so it comes after the look whether the opening was given up, and the device with it.
                 if durability.is_none() {
                     log.as_mut().expect("it is open").measure_durability();
@@ -150,32 +149,28 @@ fn inherited(spec: &VolumeSpec, backend: &Prepared) -> Result<Option<Inherited>,
         return Ok(None);
     };
     let reached = spec.memory.reach_inherited(spec.config.bytes);
-    reached.map_err(|shortage| failure(spec, Failure::Shortage, &shortage))?;
+    reached.map_err(|shortage| failure(Failure::Shortage, &shortage))?;
     Ok(Some(backend.inherited(number, spec.config.bytes)))
 }
 
-fn failure(spec: &VolumeSpec, kind: Failure, what: &dyn Display) -> OpenFailure {
-    OpenFailure::new(kind, format!("volume `{}`: {what}", spec.name))
+/// Whoever is told knows of which volume.
+fn failure(kind: Failure, what: &dyn Display) -> OpenFailure {
+    OpenFailure::new(kind, what.to_string())
 }
 
-fn of(spec: &VolumeSpec, why: OpenFailure) -> OpenFailure {
-    failure(spec, why.kind, &why.message)
-}
-
-fn log_fails(spec: &VolumeSpec, error: &DeviceError) -> OpenFailure {
+fn log_fails(error: &DeviceError) -> OpenFailure {
     let kind = match error {
         DeviceError::Locked(_) => Failure::Refused,
         _ => Failure::LogLost,
     };
-    failure(spec, kind, &format_args!("write log: {error}"))
+    failure(kind, &format_args!("write log: {error}"))
 }
 
-fn log_refused(spec: &VolumeSpec, opening: &Opening, why: LogRefused) -> OpenFailure {
-    let lost =
-        |what: &dyn Display| failure(spec, Failure::LogLost, &format_args!("write log: {what}"));
+fn log_refused(opening: &Opening, why: LogRefused) -> OpenFailure {
+    let lost = |what: &dyn Display| failure(Failure::LogLost, &format_args!("write log: {what}"));
     match why {
-        LogRefused::Superblock(error) => not_replayed(&spec.name, OpenError::Superblock(error)),
-        LogRefused::Forged => not_replayed(&spec.name, OpenError::Forged),
+        LogRefused::Superblock(error) => not_replayed(OpenError::Superblock(error)),
+        LogRefused::Forged => not_replayed(OpenError::Forged),
         LogRefused::OtherKey => lost(
             &"it is encrypted with another key than the volume, or only one of them is: put the right log back",
         ),
@@ -192,6 +187,6 @@ fn log_refused(spec: &VolumeSpec, opening: &Opening, why: LogRefused) -> OpenFai
 }
 
 /// Why a log could not be used.
-pub fn not_replayed(name: &str, error: OpenError) -> OpenFailure {
-    OpenFailure::new(error.into(), format!("volume `{name}`: {error}"))
+pub fn not_replayed(error: OpenError) -> OpenFailure {
+    failure(error.into(), &error)
 }

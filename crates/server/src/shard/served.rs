@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hdcs_backend::copying::Copying;
 use hdcs_backend::home::LocalStoreBackend;
@@ -22,7 +23,7 @@ use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, OpenFailure, OpenedAs, VolumeReport};
 use super::resizing::Resizing;
 use super::snapshots::Snapshotting;
-use crate::data_dir::dirty::{Left, LogIdentity};
+use crate::data_dir::dirty::{Amount, Left, LogIdentity};
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -232,12 +233,34 @@ impl Served {
     /// What its log holds, or has lost, that the backend does not have; `None` if the log was never read.
     pub fn left(&self, now: Nanos) -> Option<Left> {
         let stats = self.volume.stats(now);
-        let home = self.home().unwrap_or_default();
-        (stats.log_ring_blocks > 0).then_some(Left {
-            dirty_bytes: stats.dirty_bytes + stats.lost_bytes + home.dirty_bytes,
-            nothing: stats.log_used_blocks == 0
-                && stats.lost_bytes == 0
-                && home.dirty_bytes + home.zero_bytes == 0,
+        if stats.log_ring_blocks == 0 {
+            return None;
+        }
+        // How old that is which the log has lost, nobody knows.
+        let age = match stats.lost_bytes {
+            0 => Duration::from_nanos(stats.dirty_age.0),
+            _ => Duration::MAX,
+        };
+        let in_log = Amount {
+            dirty_bytes: stats.dirty_bytes + stats.lost_bytes,
+            nothing: stats.log_used_blocks == 0 && stats.lost_bytes == 0,
+            age,
+        };
+        let Some(home) = self.home() else {
+            return Some(Left {
+                all: in_log,
+                in_log: None,
+            });
+        };
+        let is_home_clean = home.dirty_bytes + home.zero_bytes == 0;
+        Some(Left {
+            all: Amount {
+                dirty_bytes: in_log.dirty_bytes + home.dirty_bytes,
+                nothing: in_log.nothing && is_home_clean,
+                // Nor how old that is which the local store had when it was opened.
+                age: if is_home_clean { age } else { Duration::MAX },
+            },
+            in_log: Some(in_log),
         })
     }
 
@@ -265,14 +288,18 @@ impl Served {
             return stats;
         };
         stats.dirty_bytes += home.dirty_bytes;
+        let owed = home.owed_since.map_or(Nanos(0), |since| now.since(since));
+        stats.dirty_age = stats.dirty_age.max(owed);
         let snapshotting = self.snapshotting.as_ref();
         let is_to_tier = snapshotting.is_some_and(|one| one.operation.is_before_backend());
         if self.tier_out.is_some() || is_to_tier {
             let left = match home.tier {
                 TierState::Copying | TierState::Finishing => home.tier_left_bytes,
-                _ => home.dirty_bytes + home.zero_bytes,
+                _ => home.dirty_bytes,
             };
-            stats.destage_all_remaining_bytes += left.max(1);
+            // Zeroes have no bytes: until it has ended, something is left.
+            let left = stats.destage_all_remaining_bytes + left;
+            stats.destage_all_remaining_bytes = left.max(1);
         }
         stats
     }
@@ -296,6 +323,7 @@ impl Served {
                 .map(|(trouble, since)| (trouble, now.since(since))),
             config: self.volume.config().clone(),
             stats: self.stats(now),
+            left: self.left(now),
             holds_cut: self.volume.cut() == Cut::Held,
             read_latency,
             write_latency,

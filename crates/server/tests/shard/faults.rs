@@ -373,7 +373,7 @@ fn volume_in_storage_mode_closes_although_its_log_has_failed() {
     disk.fail(true);
     assert!(client.write(4096, &noise(2, 4096)).is_err());
     node.until("read-only", |report| report.state == State::ReadOnly);
-    assert!(close(&node).dirty_bytes > 0, "the log has it");
+    assert!(close(&node).all.dirty_bytes > 0, "the log has it");
     disk.fail(false);
     node.stop(false);
 }
@@ -388,7 +388,7 @@ fn volume_in_storage_mode_closes_in_a_resize_that_waits_for_a_log_that_hangs() {
     node.until("silent", |report| {
         matches!(report.trouble, Some((Trouble::LogSilent, _)))
     });
-    assert!(close(&node).dirty_bytes > 0, "the log has it");
+    assert!(close(&node).all.dirty_bytes > 0, "the log has it");
     assert!(wait(&mut resized).is_err(), "the volume was closed");
     disk.hang(false);
     node.stop(false);

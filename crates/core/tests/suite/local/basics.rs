@@ -141,6 +141,28 @@ impl Rig {
         self.event(Event::Submit { token, ask });
     }
 
+    /// Zero blocks; it ends as a flush does.
+    fn zero(&mut self, blocks: core::ops::Range<u64>) {
+        let (token, block) = (FLUSH, BLOCK_BYTES as u64);
+        let (offset, bytes) = (blocks.start * block, (blocks.end - blocks.start) * block);
+        let ask = Ask::Zero { offset, bytes };
+        self.event(Event::Submit { token, ask });
+    }
+
+    /// Let time pass, with flushes, until `ends`.
+    fn pass_until(&mut self, ends: impl Fn(&Self) -> bool) {
+        for round in 0.. {
+            if ends(self) {
+                return;
+            }
+            assert!(round < 20_000, "never ends: {:?}", self.home.status());
+            if round % 100 == 0 {
+                self.flush();
+            }
+            self.pass();
+        }
+    }
+
     fn writes_under_way(&self) -> usize {
         let writes = self.writes.iter();
         writes.filter(|write| write.ended.is_none()).count()
@@ -157,6 +179,7 @@ impl Rig {
                 action,
                 Action::BackendRead { .. }
                     | Action::BackendWrite { .. }
+                    | Action::BackendZero { .. }
                     | Action::BackendFlush { .. }
             )
         };
@@ -204,6 +227,14 @@ impl Rig {
                 data,
             } => {
                 put(&mut self.backend, offset, &[data]);
+                (token, Done::Written)
+            }
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+            } => {
+                self.backend[offset as usize..][..bytes as usize].fill(0);
                 (token, Done::Written)
             }
             Action::StoreSync { token } => {
@@ -335,4 +366,69 @@ fn tier_that_waits_for_a_write_lets_the_others_go_on() {
         rig.pass();
         assert!(rig.step - since < 20_000, "{:?}", rig.home.status());
     }
+}
+
+#[test]
+fn age_of_what_is_dirty_counts_from_the_first_write_and_then_from_the_last_tier() {
+    let owed_since = |rig: &Rig| rig.home.status().owed_since;
+    let mut rig = Rig::new(3, false);
+    for _ in 0..10 {
+        rig.pass();
+    }
+    assert_eq!(owed_since(&rig), None);
+    rig.write(1);
+    rig.pass_until(|rig| rig.writes_under_way() == 0);
+    let first = owed_since(&rig).unwrap();
+    assert!(first >= Nanos::from_millis(10));
+    rig.write(2);
+    rig.pass_until(|rig| rig.writes_under_way() == 0);
+    assert_eq!(owed_since(&rig), Some(first));
+    rig.event(Event::Tier);
+    rig.pass_until(|rig| rig.home.status().tier == TierState::Copying);
+    let copies = Nanos::from_millis(rig.step);
+    rig.write(3);
+    rig.pass_until(|rig| rig.home.status().tiers == 1);
+    let second = owed_since(&rig).unwrap();
+    assert!(first < second && second <= copies, "{first:?} {second:?}");
+    rig.event(Event::Tier);
+    rig.pass_until(|rig| rig.home.status().tiers == 2);
+    assert_eq!(owed_since(&rig), None);
+    // Zeroes are owed, too.
+    rig.zero(3..4);
+    rig.pass_until(|rig| rig.home.status().zero_bytes > 0);
+    assert!(owed_since(&rig) > Some(copies));
+}
+
+#[test]
+fn age_of_what_is_dirty_is_as_before_after_a_tier_that_did_not_end() {
+    let mut rig = Rig::new(3, false);
+    rig.write(1);
+    rig.pass_until(|rig| rig.writes_under_way() == 0);
+    let first = rig.home.status().owed_since;
+    rig.event(Event::Tier);
+    rig.pass_until(|rig| rig.home.status().tier == TierState::Copying);
+    rig.event(Event::CancelTier);
+    rig.pass();
+    assert_eq!(rig.home.status().owed_since, first);
+    assert!(first.is_some());
+}
+
+#[test]
+fn progress_of_a_tier_counts_data_and_no_zeroes() {
+    let block = BLOCK_BYTES as u64;
+    let mut rig = Rig::new(5, false);
+    rig.write(1);
+    rig.write(2);
+    rig.zero(8..40);
+    rig.pass_until(|rig| rig.writes_under_way() == 0 && rig.home.status().zero_bytes == 32 * block);
+    rig.event(Event::Tier);
+    rig.pass_until(|rig| rig.home.status().tier == TierState::Copying);
+    assert_eq!(rig.home.status().tier_bytes, 2 * block);
+    rig.pass_until(|rig| rig.home.status().tiers == 1);
+    let status = rig.home.status();
+    assert_eq!(
+        (status.tiered_bytes, status.tiered_zero_bytes),
+        (2 * block, 32 * block)
+    );
+    assert_eq!((status.tier_bytes, status.tier_left_bytes), (0, 0));
 }

@@ -12,7 +12,7 @@ use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
 use super::open::NotOpen;
-use super::places::{dirty_of_unopened, missing_backend, wipe_home, wipe_log};
+use super::places::{dirty_of_unopened, is_gone, missing_backend, wipe_home, wipe_log};
 use super::snapshots::{NotKept, give_up_clone, is_free_clone};
 use super::volumes::Volumes;
 use super::{
@@ -79,6 +79,10 @@ impl Leaving {
 /// What is wrong with what a volume of that identity and of `bytes` bytes has left at its backend's place; `true` if
 /// nothing is there.
 async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option<(String, bool)> {
+    let nothing = || (format!("nothing is at {url} any more"), true);
+    if is_gone(&url).await {
+        return Some(nothing());
+    }
     let at = url.clone();
     let find = move || {
         let mut place = BackendUrl::parse(&at)?.place;
@@ -90,7 +94,7 @@ async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option
     match in_time(ANSWER_TIME_MAX, find).await {
         None => Some((format!("{url} does not answer"), false)),
         Some(Err(error)) => Some((error.to_string(), false)),
-        Some(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
+        Some(Ok(None)) => Some(nothing()),
         Some(Ok(Some(found))) if found.bytes < bytes => Some((
             format!("of its {bytes} bytes only {} are there", found.bytes),
             false,
@@ -587,11 +591,11 @@ impl Node {
             answer,
         };
         let left = (self.link.command(name, "closing it", patience, close)).await?;
-        if let Some(left) = left.filter(|left| destage && !left.nothing) {
+        if let Some(left) = left.filter(|left| destage && !left.all.nothing) {
             self.records.closed(entry.number, Some(left)).await;
             let why = format!(
                 "its write log failed or did not answer while it was closed, and the backend may lack {} bytes",
-                left.dirty_bytes
+                left.all.dirty_bytes
             );
             let refused = NotOpen::Refused { why: why.clone() };
             self.volumes.put(entry.clone(), Some(refused));

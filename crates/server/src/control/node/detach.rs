@@ -137,6 +137,6 @@ impl Node {
         self.scrubs.forget(entry.number);
         self.heats.forget(entry.number).await;
         forget_cached(entry, &self.link).await;
-        Ok(left.map_or(dirty, |left| left.dirty_bytes))
+        Ok(left.map_or(dirty, |left| left.all.dirty_bytes))
     }
 }

@@ -160,9 +160,12 @@ impl Node {
         let entry = self.volumes.known(name)?;
         let source = parse(&place).map_err(|error| at_volume(name, error))?;
         let Some(encryption) = entry.encryption.clone() else {
-            return Err(invalid(format!(
-                "volume {name}: it is not encrypted: copy it to one that was created with --encrypt"
-            )));
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: it is not encrypted: copy it to one that was created with --encrypt"
+                ),
+            ));
         };
         let layout = self.setup.layout().clone();
         let old = entry.clone();

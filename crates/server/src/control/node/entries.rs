@@ -2,6 +2,7 @@
 //! for its disk runs beside the control plane.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hdcs_api::ApiError;
 use hdcs_backend::Absent;
@@ -11,7 +12,7 @@ use super::delete::Leaving;
 use super::record::Gate;
 use super::{ANSWER_TIME_MAX, beside, failed, in_time, lock, scrub};
 use crate::catalogue::{self, Entry, Found, GivenUp, Recovered, VolumeName};
-use crate::data_dir::dirty::{DirtyRecord, Left, Loss};
+use crate::data_dir::dirty::{Amount, DirtyRecord, Left, Loss};
 use crate::data_dir::{DataDir, Layout, kept};
 
 /// The catalogue of the node.
@@ -106,8 +107,8 @@ impl Catalogue {
         }
     }
 
-    /// What is lost if the log of a volume is.
-    pub async fn loss_of(&self, entry: &Entry) -> Loss {
+    /// What is lost if the log of a volume is, and with `home` its local store as well.
+    pub async fn loss_of(&self, entry: &Entry, home: bool) -> Loss {
         let directory = catalogue::directory(self.layout(), &entry.name);
         let uuid = entry.uuid;
         let read = in_time(ANSWER_TIME_MAX, move || {
@@ -128,10 +129,17 @@ impl Catalogue {
             }
             // It was given up when its device failed, once the backend had everything.
             record.closed(Left {
-                dirty_bytes: 0,
-                nothing: true,
+                all: Amount {
+                    dirty_bytes: 0,
+                    nothing: true,
+                    age: Duration::ZERO,
+                },
+                in_log: None,
             })
         });
+        if !home && entry.home.is_some() {
+            return Loss::of_log_alone(record.as_ref(), entry.log.bytes);
+        }
         Loss::of(record, entry.dirty_bytes_max())
     }
 

@@ -18,7 +18,7 @@ use crate::shard::command::{Command, VolumeReport};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moved {
     remaining_bytes: u64,
-    /// Of a local store.
+    /// Of a local store, zeroes included.
     tiered_bytes: u64,
     /// What the backend has taken of a generation that has not ended, and what its store has.
     taken_bytes: u64,
@@ -30,7 +30,9 @@ impl Moved {
         let put_bytes = volume.store.as_ref().map_or(0, |store| store.put_bytes);
         Self {
             remaining_bytes: volume.stats.destage_all_remaining_bytes,
-            tiered_bytes: volume.home.map_or(0, |home| home.tiered_bytes),
+            tiered_bytes: volume
+                .home
+                .map_or(0, |home| home.tiered_bytes + home.tiered_zero_bytes),
             taken_bytes: volume.stats.destaged_bytes + put_bytes,
             backend_errors: volume.stats.backend_errors,
         }

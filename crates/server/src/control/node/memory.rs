@@ -44,13 +44,13 @@ impl Memories {
         &self,
         entry: &Entry,
         others: Vec<Entry>,
-    ) -> Result<Arc<VolumeMemory>, ApiError> {
+    ) -> Result<Arc<VolumeMemory>, Shortage> {
         let others_bytes = self.bytes_of_unopened(others, entry.number);
         let memory = self
             .setup
             .needs_of(entry)
             .reserve(&self.share, others_bytes);
-        let memory = Arc::new(memory.map_err(|shortage| short(&entry.name, &shortage))?);
+        let memory = Arc::new(memory?);
         let mut reserved = lock(&self.reserved);
         reserved.retain(|_, memory| memory.strong_count() > 0);
         reserved.insert(entry.number, Arc::downgrade(&memory));

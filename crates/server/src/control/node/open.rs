@@ -32,7 +32,7 @@ use hdcs_api::{ApiError, ErrorKind, Lost, OpenVolume, OpenedVolume};
 use hdcs_backend::Absent;
 use hdcs_backend::crypt::Unlocked;
 use hdcs_backend::home::store;
-use hdcs_backend::memory::ObjectMemory;
+use hdcs_backend::memory::{ObjectMemory, Shortage};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::Volume as CoreVolume;
@@ -109,11 +109,11 @@ impl NotOpen {
             },
             Failure::LogLost => Self::LogLost {
                 why,
-                loss: catalogue.loss_of(entry).await,
+                loss: catalogue.loss_of(entry, false).await,
             },
             Failure::LocalLost => Self::LocalStoreLost {
                 why,
-                loss: catalogue.loss_of(entry).await,
+                loss: catalogue.loss_of(entry, true).await,
             },
             Failure::Gone => {
                 // Another node may have deleted it, who knows nothing of what is dirty here.
@@ -186,7 +186,8 @@ impl fmt::Display for NotOpen {
             Self::LogLost { why, loss } => write!(
                 f,
                 "{why}: its write log is lost: {loss}: put the log back and run `hdcs volume open`, or \
-                 open it from its backend alone with `hdcs volume open --discard-dirty`"
+                 open it from its {} alone with `hdcs volume open --discard-dirty`",
+                loss.left
             ),
             Self::LocalStoreLost { why, loss } => write!(
                 f,
@@ -206,7 +207,7 @@ impl Node {
     async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let gate = Arc::new(self.catalogue.gate(entry));
-        let short = |error: ApiError| OpenFailure::new(Failure::Shortage, error.message);
+        let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
         let memory = self
             .memories
             .reserve(entry, self.volumes.entries_that_stay())
@@ -434,9 +435,9 @@ impl Node {
         let volumes = self.volumes.entries().len();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
-            let loss = self.catalogue.loss_of(&entry).await;
-            let may_lose = request.discard_dirty || loss.is_none();
             let is_home_lost = failure.kind == Failure::LocalLost;
+            let loss = self.catalogue.loss_of(&entry, is_home_lost).await;
+            let may_lose = request.discard_dirty || loss.is_none();
             if !failure.kind.is_loss() || !may_lose {
                 return Err(self.volumes.refusal(name, &failure));
             }
@@ -542,14 +543,16 @@ impl Node {
                     return Err(error);
                 }
             };
-            let until = Loss::of(
-                DirtyRecord::read(&directory, new.uuid),
-                old.dirty_bytes_max(),
-            );
-            let until = until.record.and_then(|record| record.complete_until_ms);
+            let before = DirtyRecord::read(&directory, new.uuid);
+            let record = if new.home.is_some() && !is_home_lost {
+                DirtyRecord::of_new_log_beside(before.as_ref(), new.uuid, log)
+            } else {
+                let until = before.and_then(|before| before.complete_until_ms);
+                DirtyRecord::of_new_log(new.uuid, log, until)
+            };
             // In this order: with the old entry or the old record the new log is refused.
             catalogue::update(&layout, &new).map_err(|error| failed(error.to_string()))?;
-            DirtyRecord::of_new_log(new.uuid, log, until)
+            record
                 .write(&directory)
                 .map_err(|error| failed(format!("{}: {error}", directory.display())))?;
             Ok((new, aside))

@@ -62,6 +62,13 @@ pub(super) async fn missing_backend(entry: &Entry, layout: &Layout) -> Option<St
         .unwrap_or_else(|| Some("it does not answer".to_owned()))
 }
 
+/// Whether it can be seen at once that nothing is at a backend's place.
+pub(super) async fn is_gone(url: &str) -> bool {
+    let url = url.to_owned();
+    let look = move || BackendUrl::parse(&url).is_ok_and(|url| url.place.is_gone());
+    in_time(ANSWER_TIME_MAX, look).await == Some(true)
+}
+
 /// Whether whatever is in the place of a volume's log can be looked at in time.
 pub(super) async fn log_answers(entry: &Entry, layout: &Layout) -> bool {
     let path = entry.log_path(layout);
@@ -93,7 +100,7 @@ pub(super) async fn dirty_of_unopened(
     } else {
         None
     };
-    let loss = catalogue.loss_of(entry).await;
+    let loss = catalogue.loss_of(entry, true).await;
     let home = entry.home_path(layout);
     let at_home = match home {
         Some(path) => in_time(COMMAND_TIME_MAX, move || store::dirty_of(&path, uuid)).await,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hdcs_api::time::unix_ms;
 use hdcs_backend::Absent;
@@ -33,6 +33,8 @@ const WRITES_PER_ROUND: usize = 16;
 #[derive(Clone, Debug)]
 struct Tracked {
     directory: PathBuf,
+    /// What can be dirty at most, and what in the log.
+    bytes_max: u64,
     log_bytes: u64,
     /// As it is on the disk.
     record: DirtyRecord,
@@ -77,10 +79,11 @@ impl Records {
         let record = read
             .ok()
             .flatten()
-            .unwrap_or_else(|| DirtyRecord::begun(None, entry.uuid, log));
+            .unwrap_or_else(|| DirtyRecord::begun(None, entry.uuid, log, entry.home.is_some()));
         let tracked = Tracked {
             directory,
-            log_bytes: entry.dirty_bytes_max(),
+            bytes_max: entry.dirty_bytes_max(),
+            log_bytes: entry.log.bytes,
             record,
             incarnation: log.incarnation,
             opened: now,
@@ -128,8 +131,11 @@ impl Records {
             let Some(volume) = volumes.find(|volume| volume.config.number == *number) else {
                 continue;
             };
-            let new = look(tracked, asked, volume);
-            if tracked.record.is_outdated_by(&new, tracked.log_bytes) {
+            let Some(new) = look(tracked, asked, volume) else {
+                continue;
+            };
+            let (bytes_max, log_bytes) = (tracked.bytes_max, tracked.log_bytes);
+            if tracked.record.is_outdated_by(&new, bytes_max, log_bytes) {
                 due.push((tracked.written, *number, new));
             }
         }
@@ -167,25 +173,14 @@ impl Records {
     }
 }
 
-fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> DirtyRecord {
-    let at_home = volume.home.unwrap_or_default();
-    let is_home_clean = at_home.dirty_bytes + at_home.zero_bytes == 0;
-    let lost_bytes = volume.stats.lost_bytes;
-    let left = Left {
-        dirty_bytes: volume.stats.dirty_bytes + lost_bytes,
-        nothing: volume.stats.log_used_blocks == 0 && is_home_clean && lost_bytes == 0,
-    };
-    let age = if is_home_clean && lost_bytes == 0 {
-        Duration::from_nanos(volume.stats.dirty_age.0)
-    } else {
-        // How old that is which the local store has not tiered out, or which the log has lost, nobody knows.
-        Duration::MAX
-    };
+/// What is recorded of an open volume now; `None` if its log was never read.
+fn look(tracked: &Tracked, asked: Asked, volume: &VolumeReport) -> Option<DirtyRecord> {
     let open_for = asked.at.saturating_duration_since(tracked.opened);
-    DirtyRecord {
+    let seen = (tracked.record).seen(asked.unix_ms, volume.left?, open_for);
+    Some(DirtyRecord {
         incarnation: tracked.incarnation,
-        ..tracked.record.seen(asked.unix_ms, left, age, open_for)
-    }
+        ..seen
+    })
 }
 
 fn not_written(directory: &Path, error: &SealedError) {
@@ -203,6 +198,8 @@ fn not_written(directory: &Path, error: &SealedError) {
 pub(super) struct Gate {
     directory: PathBuf,
     volume: Uuid,
+    /// Whether the volume has a local store.
+    has_home: bool,
     /// What holds for the backend of a volume that was never opened.
     absent: Absent,
     /// Where the numbers of origins are.
@@ -228,6 +225,7 @@ impl Gate {
             dir: Some(dir),
             directory: catalogue::directory(layout, &entry.name),
             volume: entry.uuid,
+            has_home: entry.home.is_some(),
             absent,
             passage: Mutex::default(),
         }
@@ -296,7 +294,7 @@ impl Admission for Gate {
             passage.kept = Some(kept);
         }
         let before = self.dirty_record();
-        let begun = DirtyRecord::begun(before.as_ref(), self.volume, log);
+        let begun = DirtyRecord::begun(before.as_ref(), self.volume, log, self.has_home);
         passage.before = before;
         let Err(error) = begun.write(&self.directory) else {
             return Ok(());
@@ -338,12 +336,16 @@ impl Admission for Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::data_dir::dirty::Amount;
 
     fn gate(directory: &Path) -> Gate {
         Gate {
             directory: directory.to_owned(),
             volume: Uuid::from_u128(1),
+            has_home: false,
             absent: Absent::CreateNew,
             dir: None,
             passage: Mutex::default(),
@@ -367,10 +369,12 @@ mod tests {
     #[test]
     fn gate_takes_back_what_a_failed_opening_recorded() {
         let directory = tempfile::tempdir().unwrap();
-        let left = Left {
+        let all = Amount {
             dirty_bytes: 5,
             nothing: false,
+            age: Duration::ZERO,
         };
+        let left = Left { all, in_log: None };
         let exact = DirtyRecord::of_new_log(Uuid::from_u128(1), 7, None).closed(left);
         exact.write(directory.path()).unwrap();
         let gate = gate(directory.path());

@@ -31,6 +31,7 @@ use uuid::Uuid;
 use super::encryption::key_place;
 use super::flush::Flushes;
 use super::memory::short;
+use super::places::is_gone;
 use super::volumes::Volumes;
 use super::{
     ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, beside, failed, find,
@@ -256,10 +257,14 @@ fn refuse_copy(name: &str, copy_bytes: u64, is_allowed: bool) -> Result<(), ApiE
     if copy_bytes == 0 || is_allowed {
         return Ok(());
     }
-    Err(invalid(format!(
-        "volume {name}: its file system has no reflinks, so up to {copy_bytes} bytes have to be copied: say \
-         --copy if that is meant, or put the file on XFS or Btrfs"
-    )))
+    // The command is right, and may be done as it is on another file system.
+    Err(ApiError::new(
+        ErrorKind::Conflict,
+        format!(
+            "volume {name}: its file system has no reflinks, so up to {copy_bytes} bytes have to be copied: say --copy \
+             if that is meant, or put the file on XFS or Btrfs"
+        ),
+    ))
 }
 
 /// Why something was not kept, forgotten or given up.
@@ -427,6 +432,13 @@ pub(super) async fn is_free_clone(
     let store = volume.and_then(|volume| volume.store.as_ref());
     if store.is_some_and(|store| store.is_lost) {
         // Another node has it now, and everything that depends on it.
+        return Ok(false);
+    }
+    if options.discard_dirty && is_gone(&entry.backend_url(layout)).await {
+        let url = entry.backend_url(layout);
+        tracing::warn!(
+            "volume {name} is deleted although nobody knows what depends on it: nothing is at {url} any more"
+        );
         return Ok(false);
     }
     let kept = match Looked::at(entry, layout).await {
