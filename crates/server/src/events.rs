@@ -127,7 +127,7 @@ struct Gate {
     clients: AtomicUsize,
     /// Events that it did not take, by [`Record`].
     lost: [AtomicU64; 2],
-    /// Events that it took, and those of them that the thread has dealt with.
+    /// Events that were noted, and those of them that the thread has dealt with, or that the queue did not take.
     queued: AtomicU64,
     taken: watch::Sender<u64>,
 }
@@ -151,18 +151,15 @@ impl Recorder {
     /// Note an event; never waits.
     pub fn note(&self, event: Event) {
         let (record, order) = (record_of(&event), Ordering::Relaxed);
-        let lost = &self.gate.lost[record as usize];
         let is_of_client = record == Record::Clients;
-        if is_of_client && self.gate.clients.fetch_add(1, order) >= QUEUE_CLIENTS_MAX {
-            self.gate.clients.fetch_sub(1, order);
-            lost.fetch_add(1, order);
-        } else if self.queue.try_send(Item::Event(event)).is_err() {
-            self.gate
-                .clients
-                .fetch_sub(usize::from(is_of_client), order);
-            lost.fetch_add(1, order);
-        } else {
-            self.gate.queued.fetch_add(1, order);
+        let (gate, clients) = (&self.gate, usize::from(is_of_client));
+        let room = gate.clients.fetch_add(clients, order) < QUEUE_CLIENTS_MAX || !is_of_client;
+        // Before it is in the queue: whoever waits for it must not see fewer than there are.
+        gate.queued.fetch_add(1, order);
+        if !room || self.queue.try_send(Item::Event(event)).is_err() {
+            gate.clients.fetch_sub(clients, order);
+            gate.lost[record as usize].fetch_add(1, order);
+            gate.taken.send_modify(|taken| *taken += 1);
         }
     }
 }
@@ -239,13 +236,14 @@ impl Events {
         let _ = is_done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 
-    /// Wait until what was noted before this call can be listed, and no longer than `time_max`: a disk may hang.
-    pub async fn settled(&self, time_max: Duration) {
+    /// Wait until what was noted before this call can be listed, and no longer than `time_max`: a disk may hang. Whether
+    /// it can be.
+    pub async fn settled(&self, time_max: Duration) -> bool {
         let gate = &self.recorder.gate;
         let queued = gate.queued.load(Ordering::Relaxed);
         let mut taken = gate.taken.subscribe();
-        // What has not been taken in time is listed later.
-        let _ = tokio::time::timeout(time_max, taken.wait_for(|taken| *taken >= queued)).await;
+        let all = taken.wait_for(|taken| *taken >= queued);
+        tokio::time::timeout(time_max, all).await.is_ok()
     }
 
     /// How the run before this one ended, in words, if there was one. To be asked before a start is noted.

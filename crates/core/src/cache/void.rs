@@ -56,6 +56,24 @@ impl VoidRanges {
         }
     }
 
+    /// All of these at once: first keys, blocks, numbers. However they overlap, each is looked at a few times.
+    pub fn of(mut ranges: Vec<(u64, u64, u64)>) -> Self {
+        // Of two that overlap, the one with the higher number comes later and takes the other's place.
+        ranges.sort_unstable_by_key(|&(first, _, upto)| (upto, first));
+        let mut all = Self::default();
+        let mut ranges = ranges.into_iter().peekable();
+        while let Some((first, blocks, upto)) = ranges.next() {
+            let mut end = first.saturating_add(blocks);
+            while let Some((from, blocks, _)) =
+                ranges.next_if(|&(from, _, other)| other == upto && from <= end)
+            {
+                end = end.max(from.saturating_add(blocks));
+            }
+            all.add(first, end - first, upto);
+        }
+        all
+    }
+
     /// Whether a line of so many blocks is void in a segment with this number.
     pub fn is_line_void(&self, key: u64, line_blocks: usize, sequence: u64) -> bool {
         let mut voids = self.0.overlaps(range(key, line_blocks as u64));
@@ -94,14 +112,17 @@ mod tests {
                 for &(first, blocks, upto) in &ranges {
                     void.add(first, blocks, upto);
                 }
+                let at_once = VoidRanges::of(ranges.clone());
                 for key in (0..keys).step_by(4) {
                     let here = ranges.iter().filter(|&&(first, blocks, _)| {
                         blocks > 0 && first < key + 4 && key < first + blocks
                     });
                     let upto = here.map(|&(.., upto)| upto).max();
                     for sequence in 0..6 {
-                        let found = void.is_line_void(key, 4, sequence);
-                        assert_eq!(found, upto >= Some(sequence), "{key} {sequence}");
+                        for void in [&void, &at_once] {
+                            let found = void.is_line_void(key, 4, sequence);
+                            assert_eq!(found, upto >= Some(sequence), "{key} {sequence}");
+                        }
                     }
                 }
             }

@@ -684,6 +684,11 @@ impl WriteLog {
         self.head
     }
 
+    /// Where the last of its sealed spans ends; 0 if there is none.
+    pub fn sealed_end(&self) -> u64 {
+        self.spans.back().map_or(0, Span::end)
+    }
+
     /// Where it begins, as a superblock on the device says.
     pub fn tail(&self) -> u64 {
         self.tail

@@ -61,7 +61,7 @@ impl Damage {
     /// These sectors are not part of the volume any more, and what is lost of them is forgotten.
     pub(super) fn cut(&mut self, range: SectorRange, log: &mut WriteLog) {
         if log.superblocks().lost().overlaps(range) {
-            self.cut_end = log.head();
+            self.cut_end = log.sealed_end();
         }
         log.superblocks_mut().forget_lost(range);
         self.lost.remove(range);

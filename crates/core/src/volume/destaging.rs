@@ -39,8 +39,16 @@ const KEEP_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug)]
 struct Target {
     sequence: Sequence,
+    /// Where the last sealed span ended. One that replay took may have no entries: all of it was lost.
+    end: u64,
     /// Of [`crate::log::write_log::LogBytes`].
     bytes: u64,
+}
+
+impl Target {
+    fn is_reached(self, log: &WriteLog) -> bool {
+        self.sequence <= log.first_sequence() && self.end <= log.tail()
+    }
 }
 
 /// There is no buffer to unpack into.
@@ -95,9 +103,10 @@ impl Destaging {
     fn aim(&mut self, log: &WriteLog) {
         let target = Target {
             sequence: log.next_sequence(),
+            end: log.sealed_end(),
             bytes: log.bytes().appended,
         };
-        self.target = (target.sequence > log.first_sequence()).then_some(target);
+        self.target = (!target.is_reached(log)).then_some(target);
     }
 
     /// Nobody waits for all to be destaged any more.
@@ -203,8 +212,8 @@ impl Destaging {
 
     /// Go on as far as it goes without waiting.
     fn drive(&mut self, now: Nanos, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
-        let first = from.log.get().first_sequence();
-        self.target = self.target.filter(|target| target.sequence > first);
+        let log = from.log.get();
+        self.target = self.target.filter(|target| !target.is_reached(log));
         let giving_up = Self::gives_up(from.close, from.log, from.direct);
         if self.generation.stage() == Stage::Idle
             && !giving_up

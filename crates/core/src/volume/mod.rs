@@ -177,7 +177,7 @@ pub enum Cut {
     Held,
     /// It holds none, and both superblocks are about to say so, as they were asked to.
     Pending,
-    /// The same, but the log's device is given none, or does not answer.
+    /// It cannot say so: its device is given no superblock, or does not answer.
     Untold,
     /// Nothing. Of a device that was given up, no superblock counts any more.
     Gone,
@@ -838,11 +838,12 @@ impl Volume {
     /// does not until everything is destaged, and both superblocks say so ([`Event::TellTail`]).
     pub fn cut(&self) -> Cut {
         let cannot = self.log.has_failed() || self.port.is_fenced() || self.health.log_is_silent();
-        if !self.index.is_clear(beyond(self.config.bytes))
-            || !self.log.is_given_up()
-                && (self.log.if_open()).is_some_and(|log| self.damage.holds_cut(log))
-        {
+        let open = self.log.if_open();
+        let holds_lost = open.is_some_and(|log| self.damage.holds_cut(log));
+        if !self.index.is_clear(beyond(self.config.bytes)) || holds_lost && !cannot {
             Cut::Held
+        } else if holds_lost {
+            Cut::Untold
         } else if !self.writes.tells_tail() || self.log.is_given_up() {
             Cut::Gone
         } else if cannot {

@@ -502,7 +502,8 @@ async fn list_events(
         .into());
     }
     let events = node.events();
-    events.settled(EVENTS_TIME_MAX).await;
+    // What the disk has not taken by then is listed later.
+    let _ = events.settled(EVENTS_TIME_MAX).await;
     let volume = query.volume.as_deref();
     Ok(Json(events.list(query.after, limit, volume)))
 }

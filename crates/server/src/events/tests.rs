@@ -69,7 +69,7 @@ async fn events_are_listed_as_soon_as_they_are_noted() {
     let events = Events::open(directory.path()).expect("events");
     for number in 1..=200 {
         events.note(created(&format!("v{number}")));
-        events.settled(Duration::from_secs(60)).await;
+        assert!(events.settled(Duration::from_secs(60)).await);
         let last = events.list(None, 1, None);
         assert_eq!(last[0].number, number, "{last:?}");
     }

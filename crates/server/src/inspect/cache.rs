@@ -290,6 +290,7 @@ impl<'a> Cache<'a> {
     }
 
     fn read_journal(&mut self) -> io::Result<Result<(), String>> {
+        let mut ranges = Vec::new();
         let mut buf = vec![0; JOURNAL_BLOCKS as usize * BLOCK_BYTES];
         let mut scan = JournalScan::new(&self.root, &self.layout);
         while let Some((offset, bytes)) = scan.next_read(JOURNAL_BLOCKS) {
@@ -303,24 +304,23 @@ impl<'a> Cache<'a> {
                     )));
                 };
                 for entry in entries {
-                    self.void(entry);
+                    self.void(entry, &mut ranges);
                 }
             }
         }
         self.journal.used_blocks = scan.used_blocks();
+        self.journal.ranges = ranges.len() as u64;
+        self.void_ranges = VoidRanges::of(ranges);
         Ok(Ok(()))
     }
 
-    fn void(&mut self, entry: Entry) {
+    fn void(&mut self, entry: Entry, ranges: &mut Vec<(u64, u64, u64)>) {
         match entry {
             Entry::Range {
                 first,
                 blocks,
                 upto,
-            } => {
-                self.journal.ranges += 1;
-                self.void_ranges.add(first, blocks, upto);
-            }
+            } => ranges.push((first, blocks, upto)),
             Entry::Segment {
                 segment,
                 sequence,

@@ -100,7 +100,12 @@ impl ShardState {
         }
         served.grown = None;
         self.step(slot, Event::Resize { bytes });
-        Ok(())
+        match self.volumes.get(slot) {
+            Some(served) if served.volume.config().bytes == bytes => Ok(()),
+            _ => {
+                Err("its log holds what was cut off before: flush it, and grow it again".to_owned())
+            }
+        }
     }
 
     /// The next steps of a volume's resize.

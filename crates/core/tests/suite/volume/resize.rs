@@ -7,7 +7,7 @@ use hdcs_core::base::io::{Action, BlockKey, Completion, Nanos, Request, RequestI
 use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_BYTES_MIN};
 use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::format::LOG_HEADER_BLOCKS;
-use hdcs_core::volume::{Context, Cut, Event, Persist};
+use hdcs_core::volume::{Context, Cut, Event, Persist, VolumeConfig};
 use hdcs_kit::volume::{BYTES, World};
 
 const HALF: u64 = BYTES as u64 / 2;
@@ -271,4 +271,35 @@ fn lost_sectors_that_are_cut_off_hold_the_volume_small_until_the_log_has_let_go_
             world.reopen();
         }
     }
+}
+
+#[test]
+fn lost_sectors_that_are_all_that_the_log_holds_are_let_go_of_by_a_flush() {
+    let config = VolumeConfig {
+        dirty_age_max: Nanos::from_millis(3_600_000),
+        ..hdcs_kit::volume::config(Persist::OnWrite)
+    };
+    let mut world = World::with(config, None);
+    let (small, large) = (8 * BLOCK_BYTES as u64, world.config.bytes);
+    world.write(8 * 8, &[8; BLOCK_BYTES]);
+    // A superblock says that it is no torn end.
+    world.now = world.now.plus(Nanos::from_millis(60_000));
+    pass(&mut world);
+    let rotten = (LOG_HEADER_BLOCKS as usize + 1) * BLOCK_BYTES + 9;
+    world.log[rotten] ^= 1;
+    world.config.bytes = small;
+    world.reopen();
+    assert_eq!(world.volume.stats(world.now).lost_ranges, 0);
+    assert_eq!(world.volume.cut(), Cut::Held);
+    world.step(Event::DestageAll);
+    pass(&mut world);
+    assert_eq!(world.volume.stats(world.now).destage_all_remaining_bytes, 0);
+    assert_eq!(world.volume.cut(), Cut::Gone);
+    world.step(Event::Resize { bytes: large });
+    assert_eq!(world.volume.config().bytes, large);
+    world.config.bytes = large;
+    world.log[rotten] ^= 1;
+    world.reopen();
+    let read = world.read(SectorRange::new(8 * 8, 8));
+    assert!(read.iter().all(|&byte| byte == 0));
 }
