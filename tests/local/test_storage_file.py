@@ -487,6 +487,7 @@ def test_storage_whose_backend_has_another_owner_is_degraded_and_its_flush_ends(
         refused(one.cli("volume", "flush", "v"), 1, "another owner")
         shown = one.volume("v")
         assert shown["state"] == "degraded" and "another owner" in shown["reason"]
+        assert f" {MIB} bytes are in the local store alone" in shown["reason"], shown["reason"]
         assert "another owner" in shown["counters"]["home"]["failed"]
         assert client.pread(MIB, 0) == b"2" * MIB, "the local store has it"
         client.shutdown()

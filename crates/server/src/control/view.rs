@@ -99,6 +99,13 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
         ));
     }
     let trouble = home.tier_trouble?;
+    if trouble == IoError::Fenced {
+        return Some(format!(
+            "backend: another owner took it over, and nothing is tiered out there any more: clients go on, and {} bytes \
+             are in the local store alone; export the volume, or see that the other owner has ended and restart the daemon",
+            home.dirty_bytes
+        ));
+    }
     Some(format!(
         "backend: tiering out failed the last time ({trouble}); nothing is lost, the local store has everything"
     ))
