@@ -58,6 +58,12 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
+        Some(Plant::UntieredSnapshot | Plant::UnheldSnapshot) => {
+            Scenario::draw_for_snapshots_of_stores(seed)
+        }
+        Some(Plant::SwallowedSnapshot | Plant::SweptSnapshot) => {
+            Scenario::draw_for_snapshots_of_objects(seed)
+        }
         Some(
             Plant::ReadPastStore
             | Plant::FlushPastStore
@@ -333,9 +339,34 @@ fn tier(world: &mut World) -> Result<(), Violation> {
     world.check_tiered()
 }
 
+/// Have a snapshot of every volume that something lies below, of what was just written as well.
+fn keep(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        if !world.is_stacked(unit) {
+            continue;
+        }
+        let first = SectorRange::new(0, world.sectors(unit).min(64));
+        ask(world, unit, Ask::Write(first, None, false))?;
+        let before = world.coverage.snapshots;
+        // An object volume may have to forget one first.
+        for _ in 0..2 {
+            if world.coverage.snapshots == before {
+                world.begin_snapshot(unit, false)?;
+                world.run_until(|world| !world.is_snapshotting(unit))?;
+            }
+        }
+        if world.coverage.snapshots == before {
+            let why = format!("no snapshot of volume {unit} is made, with nothing wrong any more");
+            return Err(Violation::new("snapshot-refused", why));
+        }
+    }
+    Ok(())
+}
+
 /// Close everything where nothing goes wrong any more.
 fn end(world: &mut World) -> Result<(), Violation> {
-    if world.has_stacks() {
+    if (0..world.units()).any(|unit| world.is_stacked(unit)) {
+        keep(world)?;
         tier(world)?;
     }
     // What failed before all was well may have shown until now; nothing fails any more.

@@ -37,7 +37,10 @@ fn stack_seeds_hold_and_cover() {
             && coverage.shared_sectors > 1000
             && coverage.resizes > 100
             && coverage.cuts > 50
-            && coverage.stores_cut > 0,
+            && coverage.stores_cut > 0
+            && coverage.snapshots_of_stores > 100
+            && coverage.snapshots_of_objects > 100
+            && coverage.snapshots_forgotten > 50,
         "{coverage}"
     );
 }
@@ -127,4 +130,42 @@ fn plant_of_a_tier_during_an_opening_is_caught() {
         "backend-incomplete",
     ];
     assert_caught(Plant::HastyTier, &rules);
+}
+
+#[test]
+fn plant_of_a_snapshot_without_a_tier_is_caught() {
+    assert_caught(Plant::UntieredSnapshot, &["snapshot-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_store_that_is_let_go_before_the_snapshot_is_caught() {
+    assert_caught(Plant::UnheldSnapshot, &["snapshot-unheld"]);
+}
+
+#[test]
+fn plant_of_a_snapshot_that_is_not_stored_is_caught() {
+    assert_caught(Plant::SwallowedSnapshot, &["snapshot-dangling"]);
+}
+
+#[test]
+fn plant_of_objects_that_only_snapshots_need_and_that_go_is_caught() {
+    assert_caught(Plant::SweptSnapshot, &["snapshot-dangling"]);
+}
+
+#[test]
+fn plant_of_a_hasty_snapshot_is_caught_below_stores_and_of_objects() {
+    let options = Options {
+        plant: Some(Plant::HastySnapshot),
+        ..Options::default()
+    };
+    let draws = [
+        Scenario::draw_for_snapshots_of_stores,
+        Scenario::draw_for_snapshots_of_objects,
+    ];
+    for draw in draws {
+        let mut runs = (0..SEEDS_MAX).map(|seed| run_scenario(&draw(seed), options));
+        let violation = runs.find_map(|outcome| outcome.violation);
+        let rule = violation.map(|violation| violation.rule);
+        assert_eq!(rule, Some("snapshot-incomplete"));
+    }
 }

@@ -37,6 +37,41 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which snapshots of volumes in storage mode are made all the time, over images alone.
+    pub fn draw_for_snapshots_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.make_snapshots();
+        scenario
+    }
+
+    /// The same of volumes over objects.
+    pub fn draw_for_snapshots_of_objects(seed: u64) -> Self {
+        let mut scenario = Self::draw_without_stacks(seed);
+        let random = &mut Stream::Stacks.of(seed);
+        for volume in &mut scenario.volumes {
+            volume.add_objects(random);
+        }
+        scenario.suit_stacks(random);
+        scenario.make_snapshots();
+        scenario
+    }
+
+    fn make_snapshots(&mut self) {
+        self.faults = Faults::default();
+        self.director_pause = Nanos::from_millis(1);
+        self.requests = 1000;
+        for volume in &mut self.volumes {
+            // So that there is always something to destage beside them, and they end before they are given up.
+            volume.config.dirty_ratio_min = 0;
+            volume.config.dirty_age_max = Nanos::from_millis(1);
+            volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
+            volume.behaviour.flush_one_in = 20;
+            volume.backend_latency.max = Nanos::from_micros(100);
+            volume.backend_latency.min = Nanos::from_micros(20);
+            volume.backend_latency.slow_one_in = 0;
+        }
+    }
+
     /// A scenario of a seed in which local stores and object volumes lie below the volumes.
     pub fn draw_for_stacks(seed: u64) -> Self {
         let mut scenario = Self::draw_without_stacks(seed);

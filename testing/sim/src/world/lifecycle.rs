@@ -6,6 +6,7 @@ use hdcs_core::base::cipher::BlockCipher;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
+use hdcs_core::local::Event as StoreEvent;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
@@ -101,7 +102,9 @@ impl World {
         let node = self.node.as_mut().expect("the node was started");
         node.volumes.push(volume);
         self.perform_all(Owner::Volume(unit), actions)?;
-        self.tier_hastily(unit)?;
+        if self.units[unit].local.is_some() && self.planted.is(Plant::HastyTier) {
+            self.step_store(unit, StoreEvent::Tier)?;
+        }
         let pins = self.pins(unit);
         self.step_volume(unit, Event::Pin(pins))?;
         self.warm_up_if_cold(unit)
@@ -453,6 +456,7 @@ impl World {
                 Some(Act::Abort) => unreachable!("there are no connections"),
                 Some(Act::CloseVolumes { destage }) => {
                     for unit in 0..self.volumes() {
+                        self.give_up_snapshot(unit)?;
                         self.prepare_close(unit)?;
                         self.step_volume(unit, Event::Close { destage })?;
                     }

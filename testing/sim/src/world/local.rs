@@ -19,8 +19,8 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
 
 use super::{
-    BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase, Plant,
-    SECTOR_BYTES, SectorRange, Token, Unit, Violation, VolumeConfig, World, check_bounds,
+    BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase,
+    SECTOR_BYTES, SectorRange, Token, Unit, Violation, Volume, VolumeConfig, World, check_bounds,
     check_log,
 };
 use crate::backend::Backend;
@@ -81,6 +81,8 @@ pub(super) struct SimulatedStore {
     is_open: bool,
     /// A planted bug says that this one is.
     pretended_log: Option<u64>,
+    /// What the backend shows and has durably, if that is an image, while it makes a snapshot.
+    keeping: Option<Vec<Content>>,
 }
 
 impl SimulatedStore {
@@ -128,6 +130,7 @@ impl SimulatedStore {
             unsettled: Vec::new(),
             is_open: true,
             pretended_log: None,
+            keeping: None,
         }
     }
 
@@ -169,6 +172,7 @@ impl SimulatedStore {
         self.actions.clear();
         self.unsettled.clear();
         self.uncut.clear();
+        self.keeping = None;
         self.store.process_kill();
         if let Some(image) = &mut self.image {
             image.client_lost();
@@ -208,6 +212,33 @@ impl SimulatedStore {
         let cut = self.sizes.cut();
         self.home.poll(now, &mut self.actions);
         cut
+    }
+
+    /// The backend is asked for a snapshot: nothing is being written there then.
+    pub(super) fn begin_keeping(&mut self) -> Result<(), Violation> {
+        let mut asked = self.asked.values();
+        if asked.any(|(_, asked, _)| asked.is_of_backend() && !matches!(asked, Asked::Read(..))) {
+            let why = "a snapshot is asked for while the backend is written".to_owned();
+            return Err(Violation::new("snapshot-unheld", why));
+        }
+        self.keeping = self.image_contents();
+        Ok(())
+    }
+
+    /// The backend has made it, or not. What it shows, and has durably, has not changed meanwhile. Returns that.
+    pub(super) fn end_keeping(&mut self) -> Result<Vec<Content>, Violation> {
+        let before = self.keeping.take();
+        let image = self
+            .image
+            .as_ref()
+            .expect("an object volume ends it itself");
+        let sectors = 0..image.sectors();
+        let shown: Vec<Content> = sectors.map(|sector| image.visible(sector)).collect();
+        if before.is_some_and(|before| before != shown) {
+            let why = "the backend is written while it makes a snapshot".to_owned();
+            return Err(Violation::new("snapshot-unheld", why));
+        }
+        Ok(shown)
     }
 
     /// What its backend holds durably, if that is an image.
@@ -422,16 +453,29 @@ impl Unit {
     pub(super) fn local_store(&mut self) -> &mut SimulatedStore {
         self.local.as_mut().expect("it is in storage mode")
     }
+
+    /// Whether it is to close once all is tiered out, which its log will not have.
+    pub(super) fn is_to_close_stuck(&self, volume: &Volume) -> bool {
+        self.tier_out.is_some_and(|one| one.then_closes()) && volume.log_is_stuck()
+    }
 }
 
 impl World {
     pub(super) fn step_store(&mut self, unit: usize, event: StoreEvent) -> Result<(), Violation> {
         let now = self.engine.now();
         let local = self.units[unit].local_store();
-        let tiers = local.home.status().tiers;
+        let before = local.home.status().tiers;
         local.home.step(now, event, &mut local.actions);
         self.go_on_with_store(unit)?;
-        self.check_tier(unit, tiers)
+        let state = &mut self.units[unit];
+        let ended = state.local_store().home.status().tiers - before;
+        self.coverage.tiers += ended;
+        // A tier that has ended has left a disk that the client could have seen.
+        if ended > 0 {
+            state.note_tiered()
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
@@ -604,24 +648,6 @@ impl World {
             }
         };
         self.step_store(unit, StoreEvent::Completed(Completion { token, result }))
-    }
-
-    /// A tier that has ended has left a disk that the client could have seen.
-    fn check_tier(&mut self, unit: usize, before: u64) -> Result<(), Violation> {
-        let ended = self.units[unit].local_store().home.status().tiers - before;
-        self.coverage.tiers += ended;
-        if ended == 0 {
-            return Ok(());
-        }
-        self.units[unit].note_tiered()
-    }
-
-    /// A planted bug tiers out while the volume is opened.
-    pub(super) fn tier_hastily(&mut self, unit: usize) -> Result<(), Violation> {
-        if self.units[unit].local.is_none() || !self.planted.is(Plant::HastyTier) {
-            return Ok(());
-        }
-        self.step_store(unit, StoreEvent::Tier)
     }
 
     /// Tiering out begins or is cancelled, sometimes.

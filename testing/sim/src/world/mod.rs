@@ -54,6 +54,7 @@ use audits::Watched;
 use local::SimulatedStore;
 use object_volume::Objects;
 use open_loops::OpenClient;
+use snapshots::Snapshotting;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -154,6 +155,8 @@ enum Happening {
     BackendResized(usize),
     /// What lies below a volume has another size, or has not.
     StackResized(usize, Result<(), IoError>),
+    /// What lies below a volume has done what a snapshot asks of it, or has not.
+    StackKept(usize, Result<(), IoError>),
     /// The next piece of a scrub.
     Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
@@ -265,7 +268,7 @@ struct Unit {
     lost_bytes_max: Option<u64>,
     opened: bool,
     destage_all: Option<u64>,
-    snapshotting: Option<snapshots::Snapshotting>,
+    snapshotting: Option<Snapshotting>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
     resizing: Option<Resize>,
@@ -549,6 +552,7 @@ impl World {
             Happening::CacheProbed => self.probe_cache(),
             Happening::BackendResized(unit) => self.backend_resized(unit),
             Happening::StackResized(unit, result) => self.stack_resized(unit, result),
+            Happening::StackKept(unit, result) => self.stack_kept(unit, result),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
@@ -575,12 +579,35 @@ impl World {
                 self.step_volume(unit, Event::Poll)?;
             }
         }
-        (0..self.volumes()).try_for_each(|unit| {
-            self.go_on_resizing(unit)?;
-            self.go_on_tiering(unit)?;
-            self.go_on_snapshotting(unit)
-        })?;
+        (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
         self.go_on_stopping()
+    }
+
+    /// What goes on with a volume beside its clients, one after another, as a shard has it.
+    fn go_on_with(&mut self, unit: usize) -> Result<(), Violation> {
+        let (state, volume) = (&self.units[unit], self.volume(unit));
+        let awaits_tier = state
+            .snapshotting
+            .as_ref()
+            .map(Snapshotting::awaits_tier_out);
+        match volume.map(Volume::phase) {
+            Some(Phase::Closing) => self.go_on_resizing(unit),
+            // A change of size or a snapshot would wait for the same for ever.
+            Some(Phase::Open) if volume.is_some_and(|volume| state.is_to_close_stuck(volume)) => {
+                self.go_on_tiering(unit)
+            }
+            Some(Phase::Open) => match awaits_tier {
+                Some(awaits) => {
+                    if awaits {
+                        self.go_on_tiering(unit)?;
+                    }
+                    self.go_on_snapshotting(unit)
+                }
+                None if state.resizing.is_some() => self.go_on_resizing(unit),
+                None => self.go_on_tiering(unit),
+            },
+            _ => Ok(()),
+        }
     }
 
     fn volumes(&self) -> usize {
@@ -683,7 +710,7 @@ impl World {
                 self.units[unit].check_waits(self.engine.now(), max)?;
             }
             self.notice_damage(unit);
-            self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
+            self.units[unit].notice_destaged(stats.destage_all_remaining_bytes)?;
             let Unit {
                 backend, history, ..
             } = &self.units[unit];
@@ -822,6 +849,7 @@ impl Simulated for World {
 
 mod audits;
 mod benefit;
+mod bucket_snapshots;
 mod clients;
 mod clones;
 mod coverage;

@@ -130,7 +130,8 @@ impl World {
         let sectors = resize.bytes() / SECTOR_BYTES as u64;
         if is_done {
             self.coverage.resizes += 1;
-            self.tell_size(unit, sectors)?;
+            let bytes = resize.bytes();
+            self.step_volume(unit, Event::Resize { bytes })?;
             if !resize.shrinks() {
                 self.fill_cut(unit);
             }
@@ -141,11 +142,6 @@ impl World {
         let held = std::mem::take(&mut self.units[unit].held);
         held.into_iter()
             .try_for_each(|action| self.perform_now(Owner::Volume(unit), action))
-    }
-
-    fn tell_size(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
-        let bytes = sectors * SECTOR_BYTES as u64;
-        self.step_volume(unit, Event::Resize { bytes })
     }
 
     /// A volume may have taken another size: what is said of it goes by that from now on, its replies included.
@@ -239,25 +235,20 @@ impl World {
         let resize = self.units[unit].resizing;
         resize.is_some_and(|resize| resize.holds(is_read))
     }
-
-    /// How much of so many sectors from one on lies within the backend: what was accepted before a cut is left out
-    /// beyond it.
-    pub(super) fn within_backend(&self, unit: usize, start: u64, count: u64) -> u64 {
-        let state = &self.units[unit];
-        let shrinks = state
-            .resizing
-            .filter(|one| one.is_at_backend() && one.shrinks());
-        let end = state.backend.sectors();
-        let end = shrinks.map_or(end, |one| end.min(one.bytes() / SECTOR_BYTES as u64));
-        if self.scenario.resizes {
-            count.min(end.saturating_sub(start))
-        } else {
-            count
-        }
-    }
 }
 
 impl super::Unit {
+    /// How much of so many sectors from one on lies within the backend: what was accepted before a cut is left out
+    /// beyond it.
+    pub(super) fn within_backend(&self, start: u64, count: u64) -> u64 {
+        let shrinks = self
+            .resizing
+            .filter(|one| one.is_at_backend() && one.shrinks());
+        let end = self.backend.sectors();
+        let end = shrinks.map_or(end, |one| end.min(one.bytes() / SECTOR_BYTES as u64));
+        count.min(end.saturating_sub(start))
+    }
+
     /// The volume has so many sectors from now on.
     pub(super) fn has_size(&mut self, sectors: u64) {
         self.history.resize(sectors);

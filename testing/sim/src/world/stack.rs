@@ -24,6 +24,8 @@ use crate::disk::joined;
 const PASSED_ON: u64 = OF_STORE >> 1;
 /// A change of size, among what a volume asks.
 pub(super) const SIZE: u64 = PASSED_ON >> 1;
+/// What a snapshot asks, among what a volume does.
+pub(super) const KEEP: u64 = SIZE >> 1;
 /// Sectors of the largest volumes that are compared as a whole whenever something is looked at.
 const SMALL_SECTORS: u64 = 2048;
 
@@ -45,7 +47,7 @@ impl Unit {
     /// Who used it is gone, and so is its memory.
     pub(super) fn lose_stack(&mut self) -> Result<(), Violation> {
         if let Some(objects) = &mut self.objects {
-            objects.reopen();
+            objects.reopen()?;
         }
         self.ended.clear();
         self.tier_out = None;
@@ -241,7 +243,12 @@ impl World {
     }
 
     /// Ask what lies below the volume.
-    fn submit(&mut self, unit: usize, number: u64, ask: StoreAsk) -> Result<(), Violation> {
+    pub(super) fn submit(
+        &mut self,
+        unit: usize,
+        number: u64,
+        ask: StoreAsk,
+    ) -> Result<(), Violation> {
         let token = Token(number);
         if let Some(local) = &mut self.units[unit].local {
             if local.sizes.is_uncut() {
@@ -329,6 +336,11 @@ impl World {
                 .after(Nanos(0), Happening::StackResized(unit, result.map(drop)));
             return;
         }
+        if number == KEEP {
+            self.engine
+                .after(Nanos(0), Happening::StackKept(unit, result.map(drop)));
+            return;
+        }
         self.units[unit].ended.insert(number, result);
         self.engine.at(self.engine.now(), Happening::Io(number));
     }
@@ -353,8 +365,8 @@ impl World {
     }
 
     /// Whether something lies below a volume.
-    pub fn has_stacks(&self) -> bool {
-        self.units.iter().any(Unit::is_stacked)
+    pub fn is_stacked(&self, unit: usize) -> bool {
+        self.units[unit].is_stacked()
     }
 
     /// All is destaged and tiered out: what is at the bottom has everything.
