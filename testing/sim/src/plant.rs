@@ -23,6 +23,10 @@ pub enum Plant {
     StaleBefore,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
+    /// A volume in storage mode that is to close once all is tiered out closes when all is destaged.
+    UntieredClose,
+    /// The same closes after one tier, whatever has come meanwhile.
+    DirtyClose,
     /// A snapshot of a volume in storage mode is taken without a tier.
     UntieredSnapshot,
     /// A local store is let go before the backend has taken the snapshot for which it is held.
@@ -229,6 +233,8 @@ impl Plant {
             | Self::ExtentsPastStore
             | Self::HastyTier
             | Self::StaleBefore
+            | Self::UntieredClose
+            | Self::DirtyClose
             | Self::UntieredSnapshot
             | Self::UnheldSnapshot
             | Self::SwallowedSnapshot

@@ -58,6 +58,7 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
+        Some(Plant::UntieredClose | Plant::DirtyClose) => Scenario::draw_for_closes_of_stores(seed),
         Some(Plant::UntieredSnapshot | Plant::UnheldSnapshot) => {
             Scenario::draw_for_snapshots_of_stores(seed)
         }

@@ -40,7 +40,9 @@ fn stack_seeds_hold_and_cover() {
             && coverage.stores_cut > 0
             && coverage.snapshots_of_stores > 100
             && coverage.snapshots_of_objects > 100
-            && coverage.snapshots_forgotten > 50,
+            && coverage.snapshots_forgotten > 50
+            && coverage.tiered_closes > 10
+            && coverage.tiered_again > 5,
         "{coverage}"
     );
 }
@@ -168,4 +170,14 @@ fn plant_of_a_hasty_snapshot_is_caught_below_stores_and_of_objects() {
         let rule = violation.map(|violation| violation.rule);
         assert_eq!(rule, Some("snapshot-incomplete"));
     }
+}
+
+#[test]
+fn plant_of_a_close_without_a_tier_is_caught() {
+    assert_caught(Plant::UntieredClose, &["backend-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_close_that_leaves_what_came_meanwhile_is_caught() {
+    assert_caught(Plant::DirtyClose, &["backend-incomplete"]);
 }

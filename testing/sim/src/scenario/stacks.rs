@@ -4,7 +4,9 @@ use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
 
-use super::{Faults, LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick};
+use super::{
+    Ending, Faults, LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick,
+};
 
 /// Sectors of the largest volume over objects, all of whose objects are read whenever it is compared.
 const OBJECT_SECTORS_MAX: usize = 8192;
@@ -34,6 +36,19 @@ impl Scenario {
         scenario.resizes = true;
         scenario.faults = Faults::default();
         scenario.director_pause = Nanos::from_micros(300);
+        scenario
+    }
+
+    /// A scenario of a seed in which volumes in storage mode are closed once all is tiered out, beside clients.
+    pub fn draw_for_closes_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.faults = Faults::default();
+        scenario.reopens = true;
+        scenario.endings = vec![Ending::Close { destage: false }; 2];
+        scenario.requests = 100;
+        for volume in &mut scenario.volumes {
+            volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
+        }
         scenario
     }
 

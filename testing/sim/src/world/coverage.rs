@@ -123,6 +123,12 @@ pub struct Coverage {
     pub tiers: u64,
     /// See above.
     pub tiered_bytes: u64,
+    /// Volumes that were closed with all tiered out,
+    pub tiered_closes: u64,
+    /// and those that could not tier it out.
+    pub untiered_closes: u64,
+    /// Times that the former tiered out again what had come meanwhile.
+    pub tiered_again: u64,
     /// Local stores that were larger than their volumes when those were opened.
     pub stores_cut: u64,
     /// Requests of clients that do not wait for answers,
@@ -194,6 +200,9 @@ impl Coverage {
         self.late_closes += other.late_closes;
         self.tiers += other.tiers;
         self.tiered_bytes += other.tiered_bytes;
+        self.tiered_closes += other.tiered_closes;
+        self.untiered_closes += other.untiered_closes;
+        self.tiered_again += other.tiered_again;
         self.stores_cut += other.stores_cut;
         self.arrivals += other.arrivals;
         self.arrivals_refused += other.arrivals_refused;
@@ -211,7 +220,7 @@ impl std::fmt::Display for Coverage {
              {} commits ({} past flushes), {} snapshots ({} of files, {} below local stores, {} of objects with {} forgotten, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
-             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB, {} stores cut, {} arrivals and {} refused",
+             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB, {} closes after one ({} again) and {} without, {} stores cut, {} arrivals and {} refused",
             self.steps,
             self.replies,
             self.errors,
@@ -271,6 +280,9 @@ impl std::fmt::Display for Coverage {
             self.late_closes,
             self.tiers,
             self.tiered_bytes >> 20,
+            self.tiered_closes,
+            self.tiered_again,
+            self.untiered_closes,
             self.stores_cut,
             self.arrivals,
             self.arrivals_refused,

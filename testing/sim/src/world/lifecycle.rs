@@ -21,6 +21,9 @@ use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
 use crate::toy_cipher::{SwappingCipher, ToyCipher};
 
+/// Requests that a client has sent before its volume is closed.
+const LEAVING_REQUESTS: u32 = 40;
+
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
     pub fn start(&mut self, crash_at: Option<u64>) -> Result<(), Violation> {
@@ -365,10 +368,15 @@ impl World {
         self.engine.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
         self.give_up_snapshot(unit)?;
-        self.prepare_close(unit)?;
-        self.step_volume(unit, Event::Close { destage: false })?;
-        self.tick();
-        Ok(())
+        if let Some(local) = &mut self.units[unit].local
+            && local.is_tiered_before_close()
+        {
+            // What its clients have sent goes on beside that.
+            self.units[unit].asks_left = LEAVING_REQUESTS;
+            self.engine.after(Nanos(0), Happening::Client(unit));
+            return self.begin_tiering(unit, true);
+        }
+        self.close_volume(unit, false)
     }
 
     /// Open it again, once it is closed.
@@ -378,7 +386,8 @@ impl World {
         }
         self.note_closed_late(unit);
         let state = &mut self.units[unit];
-        state.settle_close(unit, false)?;
+        let is_tiered = state.is_tiered_to_close;
+        state.settle_close(unit, is_tiered)?;
         state.part_from_backend()?;
         state.leave_resizing();
         self.check_commits(unit)?;
@@ -457,8 +466,11 @@ impl World {
                 Some(Act::CloseVolumes { destage }) => {
                     for unit in 0..self.volumes() {
                         self.give_up_snapshot(unit)?;
-                        self.prepare_close(unit)?;
-                        self.step_volume(unit, Event::Close { destage })?;
+                        self.close_volume(unit, destage)?;
+                        if self.phase(unit) == Some(Phase::Open) && self.random.u8(..4) == 0 {
+                            // Whoever asks for one does not know yet that the node stops.
+                            self.snapshot_or_shrink(unit)?;
+                        }
                     }
                 }
                 Some(Act::CloseCache) => {
@@ -736,6 +748,8 @@ impl Unit {
         self.asked_early.clear();
         self.destage_all = None;
         self.snapshotting = None;
+        self.is_tiered_to_close = false;
+        self.is_leaving = false;
         self.shrink = None;
         self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log, kept);
         self.read_only_until = 0;
@@ -792,6 +806,9 @@ impl Unit {
         }
         // What is damaged keeps a volume from destaging what lies behind it.
         if destaged && !self.fence.is_told() && self.inconsistent_since.is_none() {
+            if self.is_tiered_to_close {
+                self.check_tiered()?;
+            }
             let now = self.history.now() + 1;
             let backend = &self.backend;
             check_backend::check_complete(&self.history, now, |sector| backend.durable(sector))?;

@@ -19,7 +19,7 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 use zerocopy::IntoBytes;
 
 use super::{
-    BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase,
+    BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase, Plant,
     SECTOR_BYTES, SectorRange, Token, Unit, Violation, Volume, VolumeConfig, World, check_bounds,
     check_log,
 };
@@ -197,6 +197,11 @@ impl SimulatedStore {
     /// A volume of so many bytes is opened over it.
     pub(super) fn begin_sizes(&mut self, bytes: u64) {
         self.sizes = Sizes::new(bytes, self.home.status().bytes);
+    }
+
+    /// Whether somebody closes its volume once all is tiered out.
+    pub(super) fn is_tiered_before_close(&mut self) -> bool {
+        self.random.u8(..3) > 0
     }
 
     /// Whether it is open.
@@ -656,10 +661,12 @@ impl World {
             return Ok(());
         };
         match local.random.u8(..8) {
-            0..=2 => self.begin_tiering(unit),
+            0..=2 => self.begin_tiering(unit, false),
             3 => {
                 self.engine.note("cancel tier", [unit as u64, 0, 0, 0]);
-                if self.units[unit].tier_out.take().is_none() {
+                let tier_out = &mut self.units[unit].tier_out;
+                // Whoever closes the volume does not let it be cancelled.
+                if tier_out.take_if(|one| !one.then_closes()).is_none() {
                     return Ok(());
                 }
                 self.step_store(unit, StoreEvent::CancelTier)
@@ -668,13 +675,15 @@ impl World {
         }
     }
 
-    fn begin_tiering(&mut self, unit: usize) -> Result<(), Violation> {
+    /// Have a store tier out what it has, perhaps before its volume is closed.
+    pub(super) fn begin_tiering(&mut self, unit: usize, then_close: bool) -> Result<(), Violation> {
         if self.phase(unit) != Some(Phase::Open) {
             return Ok(());
         }
-        self.engine.note("tier", [unit as u64, 0, 0, 0]);
+        self.engine
+            .note("tier", [unit as u64, u64::from(then_close), 0, 0]);
         let before = self.units[unit].tier_out;
-        self.units[unit].tier_out = Some(TierOut::begin(false, before));
+        self.units[unit].tier_out = Some(TierOut::begin(then_close, before));
         self.destage_all(unit)
     }
 
@@ -689,6 +698,7 @@ impl World {
         let (Some(tier_out), Some(local)) = (&mut state.tier_out, &state.local) else {
             return Ok(());
         };
+        let was_asked = tier_out.is_asked();
         let act = tier_out.go_on(&View {
             destage_left_bytes: has.destage_all_remaining_bytes,
             log_used_blocks: has.log_used_blocks,
@@ -696,23 +706,52 @@ impl World {
             log_is_stuck,
             local: local.home.status(),
         });
+        let closes = tier_out.then_closes();
         match act {
             None => Ok(()),
-            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
-            Some(Act::DestageAll) => self.destage_all(unit),
-            Some(Act::End(ending)) => {
-                assert_eq!(ending, Ending::Done, "nothing is closed, nothing fails");
-                state.tier_out = None;
-                Ok(())
+            Some(Act::Begin) if closes && self.planted.is(Plant::UntieredClose) => {
+                self.end_tiering(unit, Ending::Close)
             }
+            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
+            Some(Act::DestageAll) if closes && was_asked && self.planted.is(Plant::DirtyClose) => {
+                self.end_tiering(unit, Ending::Close)
+            }
+            Some(Act::DestageAll) => {
+                self.coverage.tiered_again += u64::from(closes);
+                self.destage_all(unit)
+            }
+            Some(Act::End(ending)) => self.end_tiering(unit, ending),
         }
+    }
+
+    fn end_tiering(&mut self, unit: usize, ending: Ending) -> Result<(), Violation> {
+        self.engine.note(
+            "tiered",
+            [unit as u64, u64::from(ending != Ending::Done), 0, 0],
+        );
+        let state = &mut self.units[unit];
+        state.tier_out = None;
+        match ending {
+            Ending::Done => return Ok(()),
+            Ending::Close => {
+                self.coverage.tiered_closes += 1;
+                state.is_tiered_to_close = true;
+            }
+            Ending::CancelAndClose => {
+                self.coverage.untiered_closes += 1;
+                self.step_store(unit, StoreEvent::CancelTier)?;
+            }
+            Ending::Failed(_) => unreachable!("no store of this world fails"),
+        }
+        self.units[unit].asks_left = 0;
+        self.close_volume(unit, true)
     }
 
     /// Have all stores tier out what they have.
     pub fn begin_tiers(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
             if self.units[unit].local.is_some() {
-                self.begin_tiering(unit)?;
+                self.begin_tiering(unit, false)?;
             }
         }
         self.tick();

@@ -195,6 +195,10 @@ struct Unit {
     /// What these have ended of what the volume asked, until it is delivered.
     ended: BTreeMap<u64, Result<Done, IoError>>,
     tier_out: Option<TierOut>,
+    /// It was asked to close, which it may not do before all is destaged.
+    is_leaving: bool,
+    /// It is closed since all was tiered out.
+    is_tiered_to_close: bool,
     /// What a volume in storage mode was, each time that its log was lost since the last tier.
     before_losses: Vec<History>,
     backend_writes: WritesInFlight,
@@ -370,6 +374,8 @@ impl World {
                     objects,
                     ended: BTreeMap::new(),
                     tier_out: None,
+                    is_leaving: false,
+                    is_tiered_to_close: false,
                     before_losses: Vec::new(),
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(

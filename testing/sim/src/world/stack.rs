@@ -112,6 +112,13 @@ impl Unit {
         check_lost::give_up_log(&mut self.history, |sector| backend.visible(sector))
     }
 
+    /// All is destaged and tiered out: what is at the bottom has everything.
+    pub(super) fn check_tiered(&self) -> Result<(), Violation> {
+        let now = self.history.now() + 1;
+        let bottom = self.bottom()?;
+        check_backend::check_complete(&self.history, now, |sector| bottom[sector as usize])
+    }
+
     /// A tier has ended well: what is at the bottom is of the volume as it is.
     pub(super) fn note_tiered(&mut self) -> Result<(), Violation> {
         self.before_losses.clear();
@@ -371,12 +378,8 @@ impl World {
 
     /// All is destaged and tiered out: what is at the bottom has everything.
     pub fn check_tiered(&self) -> Result<(), Violation> {
-        for unit in self.units.iter().filter(|unit| unit.is_stacked()) {
-            let now = unit.history.now() + 1;
-            let bottom = unit.bottom()?;
-            check_backend::check_complete(&unit.history, now, |sector| bottom[sector as usize])?;
-        }
-        Ok(())
+        let mut stacks = self.units.iter().filter(|unit| unit.is_stacked());
+        stacks.try_for_each(Unit::check_tiered)
     }
 }
 
