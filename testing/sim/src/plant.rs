@@ -23,6 +23,8 @@ pub enum Plant {
     StaleBefore,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
+    /// A local store that a cut which was left has kept larger than its volume is said to be cut, and is not.
+    UncutStore,
     /// A volume in storage mode that is to close once all is tiered out closes when all is destaged.
     UntieredClose,
     /// The same closes after one tier, whatever has come meanwhile.
@@ -233,6 +235,7 @@ impl Plant {
             | Self::ExtentsPastStore
             | Self::HastyTier
             | Self::StaleBefore
+            | Self::UncutStore
             | Self::UntieredClose
             | Self::DirtyClose
             | Self::UntieredSnapshot

@@ -87,6 +87,15 @@ impl Scenario {
         }
     }
 
+    /// The same, and volumes are left before a cut is done.
+    pub fn draw_for_cut_short_sizes_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_sizes_of_stores(seed);
+        scenario.shrinks = true;
+        scenario.endings = vec![Ending::Close { destage: false }; 4];
+        scenario.requests = scenario.requests.min(100);
+        scenario
+    }
+
     /// A scenario of a seed in which local stores and object volumes lie below the volumes.
     pub fn draw_for_stacks(seed: u64) -> Self {
         let mut scenario = Self::draw_without_stacks(seed);
@@ -110,11 +119,9 @@ impl Scenario {
         self.suit_stacks(random);
     }
 
-    /// What does not go with that does not happen; sizes change more often than elsewhere.
+    /// Sizes change more often than elsewhere.
     fn suit_stacks(&mut self, random: &mut Rng) {
-        self.resizes |= random.u8(..4) == 0;
-        // That resizes backends by hand.
-        self.shrinks = false;
+        self.resizes |= random.u8(..4) == 0 || self.shrinks;
     }
 }
 

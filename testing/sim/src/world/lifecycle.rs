@@ -386,7 +386,7 @@ impl World {
         }
         self.note_closed_late(unit);
         let state = &mut self.units[unit];
-        let is_tiered = state.is_tiered_to_close;
+        let is_tiered = state.tiered_to_close.is_some();
         state.settle_close(unit, is_tiered)?;
         state.part_from_backend()?;
         state.leave_resizing();
@@ -748,7 +748,7 @@ impl Unit {
         self.asked_early.clear();
         self.destage_all = None;
         self.snapshotting = None;
-        self.is_tiered_to_close = false;
+        self.tiered_to_close = None;
         self.is_leaving = false;
         self.shrink = None;
         self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log, kept);
@@ -806,8 +806,8 @@ impl Unit {
         }
         // What is damaged keeps a volume from destaging what lies behind it.
         if destaged && !self.fence.is_told() && self.inconsistent_since.is_none() {
-            if self.is_tiered_to_close {
-                self.check_tiered()?;
+            if let Some(before) = self.tiered_to_close {
+                self.check_tiered(before)?;
             }
             let now = self.history.now() + 1;
             let backend = &self.backend;

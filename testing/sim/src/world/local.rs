@@ -735,7 +735,8 @@ impl World {
             Ending::Done => return Ok(()),
             Ending::Close => {
                 self.coverage.tiered_closes += 1;
-                state.is_tiered_to_close = true;
+                // What is answered later, nobody is connected any more to be told.
+                state.tiered_to_close = Some(state.history.tick());
             }
             Ending::CancelAndClose => {
                 self.coverage.untiered_closes += 1;

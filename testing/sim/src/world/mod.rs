@@ -44,7 +44,7 @@ use crate::check_trouble::{self, Fence};
 use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
 use crate::engine::{Ended, Engine, Latency, Simulated};
-use crate::model::{FlushOp, History, ReadOp};
+use crate::model::{FlushOp, History, ReadOp, Seq};
 use crate::plant::{Plant, Planted};
 use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
@@ -197,8 +197,8 @@ struct Unit {
     tier_out: Option<TierOut>,
     /// It was asked to close, which it may not do before all is destaged.
     is_leaving: bool,
-    /// It is closed since all was tiered out.
-    is_tiered_to_close: bool,
+    /// It is closed since all was tiered out that had been acknowledged before that.
+    tiered_to_close: Option<Seq>,
     /// What a volume in storage mode was, each time that its log was lost since the last tier.
     before_losses: Vec<History>,
     backend_writes: WritesInFlight,
@@ -375,7 +375,7 @@ impl World {
                     ended: BTreeMap::new(),
                     tier_out: None,
                     is_leaving: false,
-                    is_tiered_to_close: false,
+                    tiered_to_close: None,
                     before_losses: Vec::new(),
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
@@ -488,6 +488,11 @@ impl World {
             coverage: Coverage::default(),
             scenario,
         }
+    }
+
+    /// One of these, by the seed.
+    pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.random.usize(..of.len())]
     }
 
     /// Let time pass that is long enough for logs to be at rest.

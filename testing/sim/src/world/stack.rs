@@ -14,8 +14,8 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
-    Action, Buf, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError,
-    Nanos, Owner, Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    Action, Buf, Completion, Content, Done, Happening, History, InFlight, Io, IoError, Nanos,
+    Owner, Plant, SectorRange, Seq, Token, Unit, Violation, World, check_backend, check_bounds,
     check_lost,
 };
 use crate::disk::joined;
@@ -112,11 +112,10 @@ impl Unit {
         check_lost::give_up_log(&mut self.history, |sector| backend.visible(sector))
     }
 
-    /// All is destaged and tiered out: what is at the bottom has everything.
-    pub(super) fn check_tiered(&self) -> Result<(), Violation> {
-        let now = self.history.now() + 1;
+    /// All is destaged and tiered out: what is at the bottom has everything that was acknowledged before.
+    pub(super) fn check_tiered(&self, before: Seq) -> Result<(), Violation> {
         let bottom = self.bottom()?;
-        check_backend::check_complete(&self.history, now, |sector| bottom[sector as usize])
+        check_backend::check_complete(&self.history, before, |sector| bottom[sector as usize])
     }
 
     /// A tier has ended well: what is at the bottom is of the volume as it is.
@@ -144,7 +143,11 @@ impl World {
                 let number = self.insert(unit, token, io, "stack read", [offset, range.count]);
                 self.watched.count(unit, range);
                 if self.planted.strikes(Plant::ReadPastStore) {
-                    self.read_past_store(unit, number, range, buf);
+                    let mut buf = buf;
+                    if let Some(local) = &mut self.units[unit].local {
+                        local.read_image(range, &mut buf);
+                    }
+                    self.end_of_stack(unit, number, Ok(Done::Read(buf)));
                 } else {
                     self.submit(unit, number, StoreAsk::Read { offset, buf })?;
                 }
@@ -239,14 +242,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// A planted bug reads what only the backend has, whatever the store has.
-    fn read_past_store(&mut self, unit: usize, number: u64, range: SectorRange, mut buf: BufMut) {
-        if let Some(local) = &mut self.units[unit].local {
-            local.read_image(range, &mut buf);
-        }
-        self.end_of_stack(unit, number, Ok(Done::Read(buf)));
     }
 
     /// Ask what lies below the volume.
@@ -349,7 +344,9 @@ impl World {
             return;
         }
         self.units[unit].ended.insert(number, result);
-        self.engine.at(self.engine.now(), Happening::Io(number));
+        // A turn takes a little time.
+        let at = self.engine.now().plus(Nanos::from_micros(10));
+        self.engine.at(at, Happening::Io(number));
     }
 
     /// How what lies below a volume has ended what that asked, if something does.
@@ -379,7 +376,7 @@ impl World {
     /// All is destaged and tiered out: what is at the bottom has everything.
     pub fn check_tiered(&self) -> Result<(), Violation> {
         let mut stacks = self.units.iter().filter(|unit| unit.is_stacked());
-        stacks.try_for_each(Unit::check_tiered)
+        stacks.try_for_each(|unit| unit.check_tiered(unit.history.now() + 1))
     }
 }
 
