@@ -25,7 +25,7 @@ fn stack_seeds_hold_and_cover() {
             && coverage.replayed > 10_000
             && coverage.tiers > 1000
             && coverage.tiered_bytes > 100 << 20
-            && coverage.commits > 5000
+            && coverage.commits > 1000
             && coverage.direct_writes > 3000
             && coverage.ssd_hits > 10_000
             && coverage.arrivals > 10_000
@@ -37,12 +37,12 @@ fn stack_seeds_hold_and_cover() {
             && coverage.shared_sectors > 1000
             && coverage.resizes > 100
             && coverage.cuts > 50
-            && coverage.stores_cut > 5
-            && coverage.snapshots_of_stores > 100
-            && coverage.snapshots_of_objects > 100
-            && coverage.snapshots_forgotten > 50
-            && coverage.tiered_closes > 10
-            && coverage.tiered_again > 5,
+            && coverage.stores_cut > 3
+            && coverage.snapshots_of_stores > 50
+            && coverage.snapshots_of_objects > 50
+            && coverage.snapshots_forgotten > 20
+            && coverage.tiered_closes > 5
+            && coverage.tiered_again > 2,
         "{coverage}"
     );
 }

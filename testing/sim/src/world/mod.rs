@@ -602,7 +602,10 @@ impl World {
             .as_ref()
             .map(Snapshotting::awaits_tier_out);
         match volume.map(Volume::phase) {
-            Some(Phase::Closing) => self.go_on_resizing(unit),
+            Some(Phase::Closing) => {
+                self.give_up_snapshot(unit)?;
+                self.go_on_resizing(unit)
+            }
             // A change of size or a snapshot would wait for the same for ever.
             Some(Phase::Open) if volume.is_some_and(|volume| state.is_to_close_stuck(volume)) => {
                 self.go_on_tiering(unit)
