@@ -23,6 +23,20 @@ pub enum Plant {
     StaleBefore,
     /// The allocation of a volume in storage mode is that of the backend below its store.
     ExtentsPastStore,
+    /// A local store that a cut which was left has kept larger than its volume is said to be cut, and is not.
+    UncutStore,
+    /// A volume in storage mode that is to close once all is tiered out closes when all is destaged.
+    UntieredClose,
+    /// The same closes after one tier, whatever has come meanwhile.
+    DirtyClose,
+    /// A snapshot of a volume in storage mode is taken without a tier.
+    UntieredSnapshot,
+    /// A local store is let go before the backend has taken the snapshot for which it is held.
+    UnheldSnapshot,
+    /// The object of a snapshot is said to be stored, and is not.
+    SwallowedSnapshot,
+    /// Objects with data are removed that only snapshots need.
+    SweptSnapshot,
     /// A log write is said to be done when only its first half is.
     TornLogWrite,
     /// A backend flush is said to be done and flushes nothing: retired before it was durable.
@@ -221,6 +235,13 @@ impl Plant {
             | Self::ExtentsPastStore
             | Self::HastyTier
             | Self::StaleBefore
+            | Self::UncutStore
+            | Self::UntieredClose
+            | Self::DirtyClose
+            | Self::UntieredSnapshot
+            | Self::UnheldSnapshot
+            | Self::SwallowedSnapshot
+            | Self::SweptSnapshot
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
             Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,

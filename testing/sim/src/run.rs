@@ -58,6 +58,14 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         }
         Some(Plant::GuessedLineage | Plant::MisplacedFill) => Scenario::draw_for_clones(seed),
         Some(Plant::ForgottenTie) => Scenario::draw_for_undone_writes(seed),
+        Some(Plant::UncutStore) => Scenario::draw_for_cut_short_sizes_of_stores(seed),
+        Some(Plant::UntieredClose | Plant::DirtyClose) => Scenario::draw_for_closes_of_stores(seed),
+        Some(Plant::UntieredSnapshot | Plant::UnheldSnapshot) => {
+            Scenario::draw_for_snapshots_of_stores(seed)
+        }
+        Some(Plant::SwallowedSnapshot | Plant::SweptSnapshot) => {
+            Scenario::draw_for_snapshots_of_objects(seed)
+        }
         Some(
             Plant::ReadPastStore
             | Plant::FlushPastStore
@@ -118,7 +126,7 @@ fn drive(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {
             world.lose_log(0)?;
         }
     }
-    finish(world)
+    finish(world, scenario)
 }
 
 /// One opening with its work and its ending.
@@ -198,8 +206,46 @@ fn reopen(world: &mut World, requests: u32) -> Result<Ended, Violation> {
     world.run_until(|world| world.is_idle() || world.is_broken())
 }
 
+/// Have every volume cut, and leave before all of that is done, or after. Now and then the node crashes instead of closing.
+fn cut(world: &mut World) -> Result<Ended, Violation> {
+    for unit in 0..world.units() {
+        world.resize_online(unit, world.sectors(unit).div_ceil(3))?;
+    }
+    let mut patience = world.choose(&[1, 3, 10, 30, 100, 2000]);
+    let ended = world.run_until(|world| {
+        patience -= 1;
+        patience == 0 || !world.is_resizing() || world.is_broken()
+    })?;
+    Ok(if world.choose(&[true, false, false]) {
+        Ended::Crash
+    } else {
+        ended
+    })
+}
+
+/// Let every volume that was cut grow to what it was: what comes back is zero.
+fn grow_back(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        let (sectors, at_first) = (world.sectors(unit), world.sectors_at_first(unit));
+        if sectors >= at_first {
+            continue;
+        }
+        world.resize_online(unit, at_first)?;
+        world.run_until(|world| !world.is_resizing())?;
+        if world.sectors(unit) < at_first {
+            let why = format!("volume {unit} does not grow, with nothing wrong any more");
+            return Err(Violation::new("resize-refused", why));
+        }
+        read(world, unit, SectorRange::between(sectors, at_first))?;
+    }
+    Ok(())
+}
+
 /// Destage everything, cut every volume, and let it grow again: what comes back is zero.
 fn shrink(world: &mut World) -> Result<Ended, Violation> {
+    if has_stacks(world) {
+        return cut(world);
+    }
     world.calm();
     let ended = world.run_until(|world| !world.is_resizing() || world.is_broken())?;
     if ended == Ended::Crash || world.is_broken() {
@@ -265,7 +311,7 @@ fn run_unless_unreadable(
 }
 
 /// All is well from here on: everything must be there, and end.
-fn finish(world: &mut World) -> Result<(), Violation> {
+fn finish(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {
     world.calm();
     let mut refusals = 0;
     loop {
@@ -292,6 +338,9 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     if world.is_rotten() {
         return world.crash(false);
     }
+    if scenario.resizes {
+        grow_back(world)?;
+    }
     for unit in 0..world.units() {
         world.begin_destage_all(unit)?;
     }
@@ -315,6 +364,11 @@ fn finish(world: &mut World) -> Result<(), Violation> {
     end(world)
 }
 
+/// Whether something lies below any volume.
+fn has_stacks(world: &World) -> bool {
+    (0..world.units()).any(|unit| world.is_stacked(unit))
+}
+
 /// Start the node where nothing goes wrong any more.
 fn start(world: &mut World) -> Result<(), Violation> {
     world.start(None)?;
@@ -333,9 +387,34 @@ fn tier(world: &mut World) -> Result<(), Violation> {
     world.check_tiered()
 }
 
+/// Have a snapshot of every volume that something lies below, of what was just written as well.
+fn keep(world: &mut World) -> Result<(), Violation> {
+    for unit in 0..world.units() {
+        if !world.is_stacked(unit) {
+            continue;
+        }
+        let first = SectorRange::new(0, world.sectors(unit).min(64));
+        ask(world, unit, Ask::Write(first, None, false))?;
+        let before = world.coverage.snapshots;
+        // An object volume may have to forget one first.
+        for _ in 0..2 {
+            if world.coverage.snapshots == before {
+                world.begin_snapshot(unit, false)?;
+                world.run_until(|world| !world.is_snapshotting(unit))?;
+            }
+        }
+        if world.coverage.snapshots == before {
+            let why = format!("no snapshot of volume {unit} is made, with nothing wrong any more");
+            return Err(Violation::new("snapshot-refused", why));
+        }
+    }
+    Ok(())
+}
+
 /// Close everything where nothing goes wrong any more.
 fn end(world: &mut World) -> Result<(), Violation> {
-    if world.has_stacks() {
+    if has_stacks(world) {
+        keep(world)?;
         tier(world)?;
     }
     // What failed before all was well may have shown until now; nothing fails any more.

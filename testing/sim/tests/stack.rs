@@ -25,7 +25,7 @@ fn stack_seeds_hold_and_cover() {
             && coverage.replayed > 10_000
             && coverage.tiers > 1000
             && coverage.tiered_bytes > 100 << 20
-            && coverage.commits > 5000
+            && coverage.commits > 1000
             && coverage.direct_writes > 3000
             && coverage.ssd_hits > 10_000
             && coverage.arrivals > 10_000
@@ -37,15 +37,24 @@ fn stack_seeds_hold_and_cover() {
             && coverage.shared_sectors > 1000
             && coverage.resizes > 100
             && coverage.cuts > 50
-            && coverage.stores_cut > 0,
+            && coverage.stores_cut > 3
+            && coverage.snapshots_of_stores > 50
+            && coverage.snapshots_of_objects > 50
+            && coverage.snapshots_forgotten > 20
+            && coverage.tiered_closes > 5
+            && coverage.tiered_again > 2,
         "{coverage}"
     );
 }
 
 /// Each once found something.
-const SEEDS: [u64; 1] = [
+const SEEDS: [u64; 3] = [
     // The superblock that said where a log at rest ended had rotted, and was written again before that was asked.
     412,
+    // A question about extents that waited while another owner took the backend over was answered all the same.
+    205,
+    // A read for whose rest there was no buffer began again and again, over a local store that answered at once.
+    2006,
 ];
 
 #[test]
@@ -127,4 +136,63 @@ fn plant_of_a_tier_during_an_opening_is_caught() {
         "backend-incomplete",
     ];
     assert_caught(Plant::HastyTier, &rules);
+}
+
+#[test]
+fn plant_of_a_snapshot_without_a_tier_is_caught() {
+    assert_caught(Plant::UntieredSnapshot, &["snapshot-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_store_that_is_let_go_before_the_snapshot_is_caught() {
+    assert_caught(Plant::UnheldSnapshot, &["snapshot-unheld"]);
+}
+
+#[test]
+fn plant_of_a_snapshot_that_is_not_stored_is_caught() {
+    assert_caught(Plant::SwallowedSnapshot, &["snapshot-dangling"]);
+}
+
+#[test]
+fn plant_of_objects_that_only_snapshots_need_and_that_go_is_caught() {
+    assert_caught(Plant::SweptSnapshot, &["snapshot-dangling"]);
+}
+
+#[test]
+fn plant_of_a_hasty_snapshot_is_caught_below_stores_and_of_objects() {
+    let options = Options {
+        plant: Some(Plant::HastySnapshot),
+        ..Options::default()
+    };
+    let draws = [
+        Scenario::draw_for_snapshots_of_stores,
+        Scenario::draw_for_snapshots_of_objects,
+    ];
+    for draw in draws {
+        let mut runs = (0..SEEDS_MAX).map(|seed| run_scenario(&draw(seed), options));
+        let violation = runs.find_map(|outcome| outcome.violation);
+        let rule = violation.map(|violation| violation.rule);
+        assert_eq!(rule, Some("snapshot-incomplete"));
+    }
+}
+
+#[test]
+fn plant_of_a_close_without_a_tier_is_caught() {
+    assert_caught(Plant::UntieredClose, &["backend-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_close_that_leaves_what_came_meanwhile_is_caught() {
+    assert_caught(Plant::DirtyClose, &["backend-incomplete"]);
+}
+
+#[test]
+fn plant_of_a_store_that_stays_larger_after_a_cut_that_was_left_is_caught() {
+    let rules = [
+        "backend-foreign",
+        "error-without-cause",
+        "read-stale",
+        "store-damaged",
+    ];
+    assert_caught(Plant::UncutStore, &rules);
 }

@@ -50,16 +50,19 @@ impl Volume {
         result: Result<Done, IoError>,
         cx: &mut Context<'_>,
     ) {
-        if let Ok(Done::Extents(extents)) = result {
-            self.answer_allocation(id, range, &extents, cx);
-        } else {
-            self.port.stats.backend_errors += 1;
-            let error = if self.port.is_fenced() {
-                RequestError::Fenced
-            } else {
-                RequestError::Io
-            };
-            self.port.reply(id, Kind::Other, Err(error), cx);
+        let is_good = matches!(result, Ok(Done::Extents(_)));
+        self.port.stats.backend_errors += u64::from(!is_good);
+        match result {
+            // A local store answers whoever owns its backend.
+            _ if self.port.is_fenced() => {
+                let fenced = Err(RequestError::Fenced);
+                self.port.reply(id, Kind::Other, fenced, cx);
+            }
+            Ok(Done::Extents(extents)) => self.answer_allocation(id, range, &extents, cx),
+            _ => {
+                let failed = Err(RequestError::Io);
+                self.port.reply(id, Kind::Other, failed, cx);
+            }
         }
     }
 

@@ -39,9 +39,11 @@ use super::cache_place::Started;
 use super::clients::NO_MEMORY;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::{
-    Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, VolumeSpec,
+    Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, SnapshotFailure,
+    VolumeSpec,
 };
 use super::connection::{Connection, introduce};
+use super::control::NOT_OPEN;
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
@@ -785,8 +787,13 @@ impl Shard {
             };
             match served.volume.phase() {
                 Phase::Opening => {}
-                // What the backend has to do may wait for the end of a resize.
-                Phase::Closing => self.state.go_on_resizing(slot),
+                // What the backend has to do may wait for the end of a resize, or of a snapshot that was asked for when the
+                // volume was already told to close.
+                Phase::Closing => {
+                    self.state
+                        .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
+                    self.state.go_on_resizing(slot);
+                }
                 Phase::Open => {
                     // A resize or a snapshot would wait for the same for ever; the close ends it.
                     if served.is_to_close_stuck() {

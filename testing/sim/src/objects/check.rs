@@ -123,10 +123,7 @@ impl ObjectsWorld {
             return Ok(());
         };
         for snapshot in &manifest.snapshots {
-            let name = format!("{PLACE}{}", Name::own(Kind::Snapshot, snapshot.number));
-            let bytes = self.store.get(&name);
-            let bytes = bytes.ok_or_else(|| broken(format!("{name} is missing")))?;
-            let copy = Manifest::parse(bytes).map_err(|error| broken(error.to_string()))?;
+            let copy = reader::kept(&self.store, PLACE, snapshot).map_err(broken)?;
             let state = reader::read(&self.store, PLACE, copy).map_err(broken)?;
             let contents = reader::contents(&self.store, PLACE, &state, VOLUME).map_err(broken)?;
             if let Some(model) = self.snapshots.get(&snapshot.name)

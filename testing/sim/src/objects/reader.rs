@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use hdcs_core::base::error::FormatError;
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::objects::format::{
-    Manifest, Reference, SLOT_BYTES, SLOT_NONE, parse_index, parse_page, parse_table, parse_usage,
-    slot_checksum,
+    Manifest, Reference, SLOT_BYTES, SLOT_NONE, Snapshot, parse_index, parse_page, parse_table,
+    parse_usage, slot_checksum,
 };
 use hdcs_core::objects::frames::Frames;
 use hdcs_core::objects::io::{Kind, Name};
@@ -47,6 +47,13 @@ pub fn newest(store: &Store, place: &str) -> Result<Option<Manifest>, String> {
     };
     let manifest = Manifest::parse(bytes).map_err(|error| format!("{name}: {error}"))?;
     Ok(Some(manifest))
+}
+
+/// The manifest that a snapshot keeps.
+pub fn kept(store: &Store, place: &str, snapshot: &Snapshot) -> Result<Manifest, String> {
+    let name = format!("{place}{}", Name::own(Kind::Snapshot, snapshot.number));
+    let bytes = store.get(&name).ok_or(format!("{name} is missing"))?;
+    Manifest::parse(bytes).map_err(|error| format!("{name}: {error}"))
 }
 
 /// Everything that a manifest describes; an error if something of it is not there or damaged.
@@ -212,11 +219,11 @@ pub fn needed(store: &Store, place: &str) -> Result<BTreeSet<String>, String> {
     let snapshots = manifest.snapshots.clone();
     let mut needs = read(store, place, manifest)?.needs;
     for snapshot in snapshots {
-        let name = format!("{place}{}", Name::own(Kind::Snapshot, snapshot.number));
-        let bytes = store.get(&name).ok_or(format!("{name} is missing"))?;
-        let copy = Manifest::parse(bytes).map_err(|error| format!("{name}: {error}"))?;
-        needs.extend(read(store, place, copy)?.needs);
-        needs.insert(name);
+        needs.extend(read(store, place, kept(store, place, &snapshot)?)?.needs);
+        needs.insert(format!(
+            "{place}{}",
+            Name::own(Kind::Snapshot, snapshot.number)
+        ));
     }
     Ok(needs)
 }

@@ -4,7 +4,9 @@ use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_SECTORS, SECTOR_BYTES};
 
-use super::{Faults, LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick};
+use super::{
+    Ending, Faults, LocalStoreScenario, ObjectsScenario, Scenario, Stream, VolumeScenario, pick,
+};
 
 /// Sectors of the largest volume over objects, all of whose objects are read whenever it is compared.
 const OBJECT_SECTORS_MAX: usize = 8192;
@@ -37,6 +39,63 @@ impl Scenario {
         scenario
     }
 
+    /// A scenario of a seed in which volumes in storage mode are closed once all is tiered out, beside clients.
+    pub fn draw_for_closes_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.faults = Faults::default();
+        scenario.reopens = true;
+        scenario.endings = vec![Ending::Close { destage: false }; 2];
+        scenario.requests = 100;
+        for volume in &mut scenario.volumes {
+            volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
+        }
+        scenario
+    }
+
+    /// A scenario of a seed in which snapshots of volumes in storage mode are made all the time, over images alone.
+    pub fn draw_for_snapshots_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_local_stores(seed);
+        scenario.make_snapshots();
+        scenario
+    }
+
+    /// The same of volumes over objects.
+    pub fn draw_for_snapshots_of_objects(seed: u64) -> Self {
+        let mut scenario = Self::draw_without_stacks(seed);
+        let random = &mut Stream::Stacks.of(seed);
+        for volume in &mut scenario.volumes {
+            volume.add_objects(random);
+        }
+        scenario.suit_stacks(random);
+        scenario.make_snapshots();
+        scenario
+    }
+
+    fn make_snapshots(&mut self) {
+        self.faults = Faults::default();
+        self.director_pause = Nanos::from_millis(1);
+        self.requests = 1000;
+        for volume in &mut self.volumes {
+            // So that there is always something to destage beside them, and they end before they are given up.
+            volume.config.dirty_ratio_min = 0;
+            volume.config.dirty_age_max = Nanos::from_millis(1);
+            volume.behaviour.read_percent = volume.behaviour.read_percent.min(30);
+            volume.behaviour.flush_one_in = 20;
+            volume.backend_latency.max = Nanos::from_micros(100);
+            volume.backend_latency.min = Nanos::from_micros(20);
+            volume.backend_latency.slow_one_in = 0;
+        }
+    }
+
+    /// The same, and volumes are left before a cut is done.
+    pub fn draw_for_cut_short_sizes_of_stores(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_sizes_of_stores(seed);
+        scenario.shrinks = true;
+        scenario.endings = vec![Ending::Close { destage: false }; 4];
+        scenario.requests = scenario.requests.min(100);
+        scenario
+    }
+
     /// A scenario of a seed in which local stores and object volumes lie below the volumes.
     pub fn draw_for_stacks(seed: u64) -> Self {
         let mut scenario = Self::draw_without_stacks(seed);
@@ -60,11 +119,9 @@ impl Scenario {
         self.suit_stacks(random);
     }
 
-    /// What does not go with that does not happen; sizes change more often than elsewhere.
+    /// Sizes change more often than elsewhere.
     fn suit_stacks(&mut self, random: &mut Rng) {
-        self.resizes |= random.u8(..4) == 0;
-        // That resizes backends by hand.
-        self.shrinks = false;
+        self.resizes |= random.u8(..4) == 0 || self.shrinks;
     }
 }
 

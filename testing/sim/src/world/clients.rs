@@ -513,7 +513,7 @@ impl World {
                 refused && (writes || matches!(waiting, Waiting::Bad))
             }
             RequestError::Fenced => state.fence.is_told(),
-            RequestError::Closing => phase != Some(Phase::Open),
+            RequestError::Closing => phase != Some(Phase::Open) || state.is_leaving,
             RequestError::NoBuffers => self.scenario.pool_bytes <= SMALL_POOL_BYTES,
         }
     }

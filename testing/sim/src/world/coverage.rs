@@ -85,6 +85,12 @@ pub struct Coverage {
     pub held_for_snapshots: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
+    /// Of them, those of volumes in storage mode,
+    pub snapshots_of_stores: u64,
+    /// and of volumes over objects.
+    pub snapshots_of_objects: u64,
+    /// Snapshots that object volumes have forgotten.
+    pub snapshots_forgotten: u64,
     /// Volumes that were made smaller while clients and faults went on.
     pub shrinks: u64,
     /// Changes of size that were made while clients went on.
@@ -117,6 +123,12 @@ pub struct Coverage {
     pub tiers: u64,
     /// See above.
     pub tiered_bytes: u64,
+    /// Volumes that were closed with all tiered out,
+    pub tiered_closes: u64,
+    /// and those that could not tier it out.
+    pub untiered_closes: u64,
+    /// Times that the former tiered out again what had come meanwhile.
+    pub tiered_again: u64,
     /// Local stores that were larger than their volumes when those were opened.
     pub stores_cut: u64,
     /// Requests of clients that do not wait for answers,
@@ -166,6 +178,9 @@ impl Coverage {
         self.spoiled_reads += other.spoiled_reads;
         self.spoiled_replays += other.spoiled_replays;
         self.snapshots += other.snapshots;
+        self.snapshots_of_stores += other.snapshots_of_stores;
+        self.snapshots_of_objects += other.snapshots_of_objects;
+        self.snapshots_forgotten += other.snapshots_forgotten;
         self.snapshots_given_up += other.snapshots_given_up;
         self.snapshots_of_files += other.snapshots_of_files;
         self.held_for_snapshots += other.held_for_snapshots;
@@ -185,6 +200,9 @@ impl Coverage {
         self.late_closes += other.late_closes;
         self.tiers += other.tiers;
         self.tiered_bytes += other.tiered_bytes;
+        self.tiered_closes += other.tiered_closes;
+        self.untiered_closes += other.untiered_closes;
+        self.tiered_again += other.tiered_again;
         self.stores_cut += other.stores_cut;
         self.arrivals += other.arrivals;
         self.arrivals_refused += other.arrivals_refused;
@@ -199,10 +217,10 @@ impl std::fmt::Display for Coverage {
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
              and {} readmissions, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
-             {} commits ({} past flushes), {} snapshots ({} of files, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
+             {} commits ({} past flushes), {} snapshots ({} of files, {} below local stores, {} of objects with {} forgotten, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
              {} times inconsistent, {} damaged logs saved but for {} sectors, {} torn ones, {} that rot where nothing is, {} at rest when the node crashed, {} spoiled reads ({} of replays), {} lies, \
-             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB, {} stores cut, {} arrivals and {} refused",
+             {} rounds with silent logs, {} closes without them, {} tiers of {} MiB, {} closes after one ({} again) and {} without, {} stores cut, {} arrivals and {} refused",
             self.steps,
             self.replies,
             self.errors,
@@ -233,6 +251,9 @@ impl std::fmt::Display for Coverage {
             self.crossings,
             self.snapshots,
             self.snapshots_of_files,
+            self.snapshots_of_stores,
+            self.snapshots_of_objects,
+            self.snapshots_forgotten,
             self.held_for_snapshots,
             self.snapshots_given_up,
             self.shrinks,
@@ -259,6 +280,9 @@ impl std::fmt::Display for Coverage {
             self.late_closes,
             self.tiers,
             self.tiered_bytes >> 20,
+            self.tiered_closes,
+            self.tiered_again,
+            self.untiered_closes,
             self.stores_cut,
             self.arrivals,
             self.arrivals_refused,

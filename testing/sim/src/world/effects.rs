@@ -190,7 +190,12 @@ impl World {
         bytes: usize,
     ) -> Result<Option<SectorRange>, Violation> {
         let (start, count) = (offset / SECTOR_BYTES as u64, (bytes / SECTOR_BYTES) as u64);
-        match self.within_backend(unit, start, count) as usize {
+        let inside = if self.scenario.resizes {
+            self.units[unit].within_backend(start, count)
+        } else {
+            count
+        };
+        match inside as usize {
             0 if count > 0 => Ok(None),
             inside if inside < count as usize => self
                 .backend_range(what, unit, offset, inside * SECTOR_BYTES)

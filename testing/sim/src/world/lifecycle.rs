@@ -6,6 +6,7 @@ use hdcs_core::base::cipher::BlockCipher;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
+use hdcs_core::local::Event as StoreEvent;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
 
 use super::{
@@ -19,6 +20,9 @@ use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
 use crate::plant::Plant;
 use crate::toy_cipher::{SwappingCipher, ToyCipher};
+
+/// Requests that a client has sent before its volume is closed.
+const LEAVING_REQUESTS: u32 = 40;
 
 impl World {
     /// Start the node: its cache and all volumes. The crash, if any, comes after so many steps.
@@ -101,7 +105,9 @@ impl World {
         let node = self.node.as_mut().expect("the node was started");
         node.volumes.push(volume);
         self.perform_all(Owner::Volume(unit), actions)?;
-        self.tier_hastily(unit)?;
+        if self.units[unit].local.is_some() && self.planted.is(Plant::HastyTier) {
+            self.step_store(unit, StoreEvent::Tier)?;
+        }
         let pins = self.pins(unit);
         self.step_volume(unit, Event::Pin(pins))?;
         self.warm_up_if_cold(unit)
@@ -362,10 +368,15 @@ impl World {
         self.engine.note("reopen", [unit as u64, 0, 0, 0]);
         self.units[unit].destage_all = None;
         self.give_up_snapshot(unit)?;
-        self.prepare_close(unit)?;
-        self.step_volume(unit, Event::Close { destage: false })?;
-        self.tick();
-        Ok(())
+        if let Some(local) = &mut self.units[unit].local
+            && local.is_tiered_before_close()
+        {
+            // What its clients have sent goes on beside that.
+            self.units[unit].asks_left = LEAVING_REQUESTS;
+            self.engine.after(Nanos(0), Happening::Client(unit));
+            return self.begin_tiering(unit, true);
+        }
+        self.close_volume(unit, false)
     }
 
     /// Open it again, once it is closed.
@@ -375,7 +386,8 @@ impl World {
         }
         self.note_closed_late(unit);
         let state = &mut self.units[unit];
-        state.settle_close(unit, false)?;
+        let is_tiered = state.tiered_to_close.is_some();
+        state.settle_close(unit, is_tiered)?;
         state.part_from_backend()?;
         state.leave_resizing();
         self.check_commits(unit)?;
@@ -453,8 +465,12 @@ impl World {
                 Some(Act::Abort) => unreachable!("there are no connections"),
                 Some(Act::CloseVolumes { destage }) => {
                     for unit in 0..self.volumes() {
-                        self.prepare_close(unit)?;
-                        self.step_volume(unit, Event::Close { destage })?;
+                        self.give_up_snapshot(unit)?;
+                        self.close_volume(unit, destage)?;
+                        if self.phase(unit) == Some(Phase::Open) && self.random.u8(..4) == 0 {
+                            // Whoever asks for one does not know yet that the node stops.
+                            self.snapshot_or_shrink(unit)?;
+                        }
                     }
                 }
                 Some(Act::CloseCache) => {
@@ -732,6 +748,8 @@ impl Unit {
         self.asked_early.clear();
         self.destage_all = None;
         self.snapshotting = None;
+        self.tiered_to_close = None;
+        self.is_leaving = false;
         self.shrink = None;
         self.was_direct = self.config.policy.is_direct() || check_log::is_marked(log, kept);
         self.read_only_until = 0;
@@ -788,6 +806,9 @@ impl Unit {
         }
         // What is damaged keeps a volume from destaging what lies behind it.
         if destaged && !self.fence.is_told() && self.inconsistent_since.is_none() {
+            if let Some(before) = self.tiered_to_close {
+                self.check_tiered(before)?;
+            }
             let now = self.history.now() + 1;
             let backend = &self.backend;
             check_backend::check_complete(&self.history, now, |sector| backend.durable(sector))?;

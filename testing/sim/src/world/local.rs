@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     BLOCK_BYTES, BufMut, Completion, Content, Done, Happening, IoError, Nanos, OpId, Phase, Plant,
-    SECTOR_BYTES, SectorRange, Token, Unit, Violation, VolumeConfig, World, check_bounds,
+    SECTOR_BYTES, SectorRange, Token, Unit, Violation, Volume, VolumeConfig, World, check_bounds,
     check_log,
 };
 use crate::backend::Backend;
@@ -81,6 +81,8 @@ pub(super) struct SimulatedStore {
     is_open: bool,
     /// A planted bug says that this one is.
     pretended_log: Option<u64>,
+    /// What the backend shows and has durably, if that is an image, while it makes a snapshot.
+    keeping: Option<Vec<Content>>,
 }
 
 impl SimulatedStore {
@@ -128,6 +130,7 @@ impl SimulatedStore {
             unsettled: Vec::new(),
             is_open: true,
             pretended_log: None,
+            keeping: None,
         }
     }
 
@@ -169,6 +172,7 @@ impl SimulatedStore {
         self.actions.clear();
         self.unsettled.clear();
         self.uncut.clear();
+        self.keeping = None;
         self.store.process_kill();
         if let Some(image) = &mut self.image {
             image.client_lost();
@@ -195,6 +199,11 @@ impl SimulatedStore {
         self.sizes = Sizes::new(bytes, self.home.status().bytes);
     }
 
+    /// Whether somebody closes its volume once all is tiered out.
+    pub(super) fn is_tiered_before_close(&mut self) -> bool {
+        self.random.u8(..3) > 0
+    }
+
     /// Whether it is open.
     pub(super) const fn is_open(&self) -> bool {
         self.is_open
@@ -208,6 +217,33 @@ impl SimulatedStore {
         let cut = self.sizes.cut();
         self.home.poll(now, &mut self.actions);
         cut
+    }
+
+    /// The backend is asked for a snapshot: nothing is being written there then.
+    pub(super) fn begin_keeping(&mut self) -> Result<(), Violation> {
+        let mut asked = self.asked.values();
+        if asked.any(|(_, asked, _)| asked.is_of_backend() && !matches!(asked, Asked::Read(..))) {
+            let why = "a snapshot is asked for while the backend is written".to_owned();
+            return Err(Violation::new("snapshot-unheld", why));
+        }
+        self.keeping = self.image_contents();
+        Ok(())
+    }
+
+    /// The backend has made it, or not. What it shows, and has durably, has not changed meanwhile. Returns that.
+    pub(super) fn end_keeping(&mut self) -> Result<Vec<Content>, Violation> {
+        let before = self.keeping.take();
+        let image = self
+            .image
+            .as_ref()
+            .expect("an object volume ends it itself");
+        let sectors = 0..image.sectors();
+        let shown: Vec<Content> = sectors.map(|sector| image.visible(sector)).collect();
+        if before.is_some_and(|before| before != shown) {
+            let why = "the backend is written while it makes a snapshot".to_owned();
+            return Err(Violation::new("snapshot-unheld", why));
+        }
+        Ok(shown)
     }
 
     /// What its backend holds durably, if that is an image.
@@ -422,16 +458,29 @@ impl Unit {
     pub(super) fn local_store(&mut self) -> &mut SimulatedStore {
         self.local.as_mut().expect("it is in storage mode")
     }
+
+    /// Whether it is to close once all is tiered out, which its log will not have.
+    pub(super) fn is_to_close_stuck(&self, volume: &Volume) -> bool {
+        self.tier_out.is_some_and(|one| one.then_closes()) && volume.log_is_stuck()
+    }
 }
 
 impl World {
     pub(super) fn step_store(&mut self, unit: usize, event: StoreEvent) -> Result<(), Violation> {
         let now = self.engine.now();
         let local = self.units[unit].local_store();
-        let tiers = local.home.status().tiers;
+        let before = local.home.status().tiers;
         local.home.step(now, event, &mut local.actions);
         self.go_on_with_store(unit)?;
-        self.check_tier(unit, tiers)
+        let state = &mut self.units[unit];
+        let ended = state.local_store().home.status().tiers - before;
+        self.coverage.tiers += ended;
+        // A tier that has ended has left a disk that the client could have seen.
+        if ended > 0 {
+            state.note_tiered()
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn go_on_with_store(&mut self, unit: usize) -> Result<(), Violation> {
@@ -606,34 +655,18 @@ impl World {
         self.step_store(unit, StoreEvent::Completed(Completion { token, result }))
     }
 
-    /// A tier that has ended has left a disk that the client could have seen.
-    fn check_tier(&mut self, unit: usize, before: u64) -> Result<(), Violation> {
-        let ended = self.units[unit].local_store().home.status().tiers - before;
-        self.coverage.tiers += ended;
-        if ended == 0 {
-            return Ok(());
-        }
-        self.units[unit].note_tiered()
-    }
-
-    /// A planted bug tiers out while the volume is opened.
-    pub(super) fn tier_hastily(&mut self, unit: usize) -> Result<(), Violation> {
-        if self.units[unit].local.is_none() || !self.planted.is(Plant::HastyTier) {
-            return Ok(());
-        }
-        self.step_store(unit, StoreEvent::Tier)
-    }
-
     /// Tiering out begins or is cancelled, sometimes.
     pub(super) fn tier_sometimes(&mut self, unit: usize) -> Result<(), Violation> {
         let Some(local) = &mut self.units[unit].local else {
             return Ok(());
         };
         match local.random.u8(..8) {
-            0..=2 => self.begin_tiering(unit),
+            0..=2 => self.begin_tiering(unit, false),
             3 => {
                 self.engine.note("cancel tier", [unit as u64, 0, 0, 0]);
-                if self.units[unit].tier_out.take().is_none() {
+                let tier_out = &mut self.units[unit].tier_out;
+                // Whoever closes the volume does not let it be cancelled.
+                if tier_out.take_if(|one| !one.then_closes()).is_none() {
                     return Ok(());
                 }
                 self.step_store(unit, StoreEvent::CancelTier)
@@ -642,13 +675,15 @@ impl World {
         }
     }
 
-    fn begin_tiering(&mut self, unit: usize) -> Result<(), Violation> {
+    /// Have a store tier out what it has, perhaps before its volume is closed.
+    pub(super) fn begin_tiering(&mut self, unit: usize, then_close: bool) -> Result<(), Violation> {
         if self.phase(unit) != Some(Phase::Open) {
             return Ok(());
         }
-        self.engine.note("tier", [unit as u64, 0, 0, 0]);
+        self.engine
+            .note("tier", [unit as u64, u64::from(then_close), 0, 0]);
         let before = self.units[unit].tier_out;
-        self.units[unit].tier_out = Some(TierOut::begin(false, before));
+        self.units[unit].tier_out = Some(TierOut::begin(then_close, before));
         self.destage_all(unit)
     }
 
@@ -663,6 +698,7 @@ impl World {
         let (Some(tier_out), Some(local)) = (&mut state.tier_out, &state.local) else {
             return Ok(());
         };
+        let was_asked = tier_out.is_asked();
         let act = tier_out.go_on(&View {
             destage_left_bytes: has.destage_all_remaining_bytes,
             log_used_blocks: has.log_used_blocks,
@@ -670,23 +706,53 @@ impl World {
             log_is_stuck,
             local: local.home.status(),
         });
+        let closes = tier_out.then_closes();
         match act {
             None => Ok(()),
-            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
-            Some(Act::DestageAll) => self.destage_all(unit),
-            Some(Act::End(ending)) => {
-                assert_eq!(ending, Ending::Done, "nothing is closed, nothing fails");
-                state.tier_out = None;
-                Ok(())
+            Some(Act::Begin) if closes && self.planted.is(Plant::UntieredClose) => {
+                self.end_tiering(unit, Ending::Close)
             }
+            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
+            Some(Act::DestageAll) if closes && was_asked && self.planted.is(Plant::DirtyClose) => {
+                self.end_tiering(unit, Ending::Close)
+            }
+            Some(Act::DestageAll) => {
+                self.coverage.tiered_again += u64::from(closes);
+                self.destage_all(unit)
+            }
+            Some(Act::End(ending)) => self.end_tiering(unit, ending),
         }
+    }
+
+    fn end_tiering(&mut self, unit: usize, ending: Ending) -> Result<(), Violation> {
+        self.engine.note(
+            "tiered",
+            [unit as u64, u64::from(ending != Ending::Done), 0, 0],
+        );
+        let state = &mut self.units[unit];
+        state.tier_out = None;
+        match ending {
+            Ending::Done => return Ok(()),
+            Ending::Close => {
+                self.coverage.tiered_closes += 1;
+                // What is answered later, nobody is connected any more to be told.
+                state.tiered_to_close = Some(state.history.tick());
+            }
+            Ending::CancelAndClose => {
+                self.coverage.untiered_closes += 1;
+                self.step_store(unit, StoreEvent::CancelTier)?;
+            }
+            Ending::Failed(_) => unreachable!("no store of this world fails"),
+        }
+        self.units[unit].asks_left = 0;
+        self.close_volume(unit, true)
     }
 
     /// Have all stores tier out what they have.
     pub fn begin_tiers(&mut self) -> Result<(), Violation> {
         for unit in 0..self.volumes() {
             if self.units[unit].local.is_some() {
-                self.begin_tiering(unit)?;
+                self.begin_tiering(unit, false)?;
             }
         }
         self.tick();

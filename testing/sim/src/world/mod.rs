@@ -44,7 +44,7 @@ use crate::check_trouble::{self, Fence};
 use crate::content::{Content, WriteId, mix};
 use crate::disk::{Disk, OpId};
 use crate::engine::{Ended, Engine, Latency, Simulated};
-use crate::model::{FlushOp, History, ReadOp};
+use crate::model::{FlushOp, History, ReadOp, Seq};
 use crate::plant::{Plant, Planted};
 use crate::scenario::{self, Scenario, Stream};
 use crate::trace::Trace;
@@ -54,6 +54,7 @@ use audits::Watched;
 use local::SimulatedStore;
 use object_volume::Objects;
 use open_loops::OpenClient;
+use snapshots::Snapshotting;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
 /// full log needs on the slowest devices drawn, far below for ever.
@@ -154,6 +155,8 @@ enum Happening {
     BackendResized(usize),
     /// What lies below a volume has another size, or has not.
     StackResized(usize, Result<(), IoError>),
+    /// What lies below a volume has done what a snapshot asks of it, or has not.
+    StackKept(usize, Result<(), IoError>),
     /// The next piece of a scrub.
     Scrub(usize, ScrubAt),
     /// A backend takes the snapshot that was asked for at a moment of the history.
@@ -192,6 +195,10 @@ struct Unit {
     /// What these have ended of what the volume asked, until it is delivered.
     ended: BTreeMap<u64, Result<Done, IoError>>,
     tier_out: Option<TierOut>,
+    /// It was asked to close, which it may not do before all is destaged.
+    is_leaving: bool,
+    /// It is closed since all was tiered out that had been acknowledged before that.
+    tiered_to_close: Option<Seq>,
     /// What a volume in storage mode was, each time that its log was lost since the last tier.
     before_losses: Vec<History>,
     backend_writes: WritesInFlight,
@@ -265,7 +272,7 @@ struct Unit {
     lost_bytes_max: Option<u64>,
     opened: bool,
     destage_all: Option<u64>,
-    snapshotting: Option<snapshots::Snapshotting>,
+    snapshotting: Option<Snapshotting>,
     snapshots: Vec<Snapshot>,
     shrink: Option<snapshots::Shrink>,
     resizing: Option<Resize>,
@@ -367,6 +374,8 @@ impl World {
                     objects,
                     ended: BTreeMap::new(),
                     tier_out: None,
+                    is_leaving: false,
+                    tiered_to_close: None,
                     before_losses: Vec::new(),
                     durability: Durability::opened(config.persist, history.now()),
                     backend: Backend::new(
@@ -481,6 +490,11 @@ impl World {
         }
     }
 
+    /// One of these, by the seed.
+    pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.random.usize(..of.len())]
+    }
+
     /// Let time pass that is long enough for logs to be at rest.
     pub fn rest(&mut self) -> Result<(), Violation> {
         let until = self.engine.now().plus(REST_TIME);
@@ -549,6 +563,7 @@ impl World {
             Happening::CacheProbed => self.probe_cache(),
             Happening::BackendResized(unit) => self.backend_resized(unit),
             Happening::StackResized(unit, result) => self.stack_resized(unit, result),
+            Happening::StackKept(unit, result) => self.stack_kept(unit, result),
             Happening::Snapshot(unit, asked) => self.take_snapshot(unit, asked),
             Happening::Scrub(unit, at) => self.scrub(unit, at),
             Happening::BackendReturns(unit) => {
@@ -575,12 +590,38 @@ impl World {
                 self.step_volume(unit, Event::Poll)?;
             }
         }
-        (0..self.volumes()).try_for_each(|unit| {
-            self.go_on_resizing(unit)?;
-            self.go_on_tiering(unit)?;
-            self.go_on_snapshotting(unit)
-        })?;
+        (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
         self.go_on_stopping()
+    }
+
+    /// What goes on with a volume beside its clients, one after another, as a shard has it.
+    fn go_on_with(&mut self, unit: usize) -> Result<(), Violation> {
+        let (state, volume) = (&self.units[unit], self.volume(unit));
+        let awaits_tier = state
+            .snapshotting
+            .as_ref()
+            .map(Snapshotting::awaits_tier_out);
+        match volume.map(Volume::phase) {
+            Some(Phase::Closing) => {
+                self.give_up_snapshot(unit)?;
+                self.go_on_resizing(unit)
+            }
+            // A change of size or a snapshot would wait for the same for ever.
+            Some(Phase::Open) if volume.is_some_and(|volume| state.is_to_close_stuck(volume)) => {
+                self.go_on_tiering(unit)
+            }
+            Some(Phase::Open) => match awaits_tier {
+                Some(awaits) => {
+                    if awaits {
+                        self.go_on_tiering(unit)?;
+                    }
+                    self.go_on_snapshotting(unit)
+                }
+                None if state.resizing.is_some() => self.go_on_resizing(unit),
+                None => self.go_on_tiering(unit),
+            },
+            _ => Ok(()),
+        }
     }
 
     fn volumes(&self) -> usize {
@@ -683,7 +724,7 @@ impl World {
                 self.units[unit].check_waits(self.engine.now(), max)?;
             }
             self.notice_damage(unit);
-            self.notice_destaged(unit, stats.destage_all_remaining_bytes)?;
+            self.units[unit].notice_destaged(stats.destage_all_remaining_bytes)?;
             let Unit {
                 backend, history, ..
             } = &self.units[unit];
@@ -822,6 +863,7 @@ impl Simulated for World {
 
 mod audits;
 mod benefit;
+mod bucket_snapshots;
 mod clients;
 mod clones;
 mod coverage;

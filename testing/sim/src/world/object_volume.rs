@@ -7,15 +7,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use fastrand::Rng;
+use hdcs_core::objects::format::{Manifest, Snapshot};
 use hdcs_core::objects::io::{
     Action as ObjectAction, Ask as ObjectAsk, Condition, Event as ObjectEvent, Name, Phase,
-    StoreError, Stored,
+    SnapshotError, StoreError, Stored,
 };
 use hdcs_core::objects::{Access, Config, ObjectVolume};
 
+use super::bucket_snapshots::{BucketSnapshots, Command};
 use super::{
-    BufMut, Completion, Content, Happening, IoError, Nanos, Pool, SECTOR_BYTES, SectorRange, Token,
-    Unit, Violation, World,
+    BufMut, Completion, Content, Done, Happening, IoError, Nanos, Plant, Pool, SECTOR_BYTES,
+    SectorRange, Token, Unit, Violation, World,
 };
 use crate::disk::joined;
 use crate::objects::reader;
@@ -57,6 +59,8 @@ enum Fate {
     Fails(IoError),
     /// It happens or not, and is said to have failed.
     Unknown,
+    /// Nothing happens, and it is said to be done, as a planted bug has it.
+    Swallowed,
 }
 
 /// An object volume, and the bucket it is in.
@@ -64,6 +68,7 @@ enum Fate {
 pub(super) struct Objects {
     machine: ObjectVolume,
     bucket: Store,
+    pub(super) snapshots: BucketSnapshots,
     scenario: ObjectsScenario,
     number: u32,
     random: Rng,
@@ -91,6 +96,7 @@ impl Objects {
         let mut this = Self {
             machine: ObjectVolume::new(config),
             bucket: Store::default(),
+            snapshots: BucketSnapshots::default(),
             scenario,
             number,
             random,
@@ -250,7 +256,7 @@ impl Objects {
     }
 
     /// Its owner goes, and another one opens it.
-    pub(super) fn reopen(&mut self) {
+    pub(super) fn reopen(&mut self) -> Result<(), Violation> {
         self.actions.clear();
         for (_, wanted, _) in std::mem::take(&mut self.asked).into_values() {
             if self.random.bool() {
@@ -260,6 +266,10 @@ impl Objects {
         let config = (self.scenario).config(Access::Existing, self.random.u64(..));
         self.machine = ObjectVolume::new(config);
         self.drive();
+        let mut snapshots = std::mem::take(&mut self.snapshots);
+        let checked = snapshots.reopened(self);
+        self.snapshots = snapshots;
+        checked
     }
 
     /// Another owner opens it, too: this one finds out some time.
@@ -270,14 +280,63 @@ impl Objects {
         self.machine = before;
     }
 
+    fn newest(&self) -> Result<Manifest, Violation> {
+        let manifest = reader::newest(&self.bucket, PLACE).map_err(dangling)?;
+        manifest.ok_or_else(|| dangling("there is no manifest".into()))
+    }
+
+    fn read(&self, manifest: Manifest) -> Result<Vec<Content>, String> {
+        let state = reader::read(&self.bucket, PLACE, manifest)?;
+        reader::contents(&self.bucket, PLACE, &state, self.number)
+    }
+
     /// What the bucket holds.
     pub(super) fn contents(&self) -> Result<Vec<Content>, Violation> {
-        let broken = |error: String| Violation::new("manifest-dangling", error);
-        let manifest = reader::newest(&self.bucket, PLACE).map_err(broken)?;
-        let manifest = manifest.ok_or_else(|| broken("there is no manifest".into()))?;
-        let state = reader::read(&self.bucket, PLACE, manifest).map_err(broken)?;
-        reader::contents(&self.bucket, PLACE, &state, self.number).map_err(broken)
+        self.read(self.newest()?).map_err(dangling)
     }
+
+    /// The snapshots that the bucket names.
+    pub(super) fn snapshots(&self) -> Result<Vec<Snapshot>, Violation> {
+        Ok(self.newest()?.snapshots)
+    }
+
+    /// What a snapshot holds.
+    pub(super) fn contents_of(&self, snapshot: &Snapshot) -> Result<Vec<Content>, Violation> {
+        let manifest = reader::kept(&self.bucket, PLACE, snapshot);
+        let contents = manifest.and_then(|manifest| self.read(manifest));
+        contents.map_err(|error| Violation::new("snapshot-dangling", error))
+    }
+
+    /// A planted bug removes data that only snapshots need.
+    pub(super) fn sweep(&mut self) -> Result<(), Violation> {
+        let mut newest = self.newest()?;
+        let Ok(with_snapshots) = reader::needed(&self.bucket, PLACE) else {
+            // It has done so before.
+            return Ok(());
+        };
+        newest.snapshots.clear();
+        let without = reader::read(&self.bucket, PLACE, newest).map_err(dangling)?;
+        let only = with_snapshots.difference(&without.needs);
+        for name in only.filter(|name| name.contains("/data/")) {
+            self.bucket.delete(name);
+        }
+        Ok(())
+    }
+
+    /// What was asked about snapshots is done.
+    pub(super) fn snapshot_ended(
+        &mut self,
+        command: Command,
+    ) -> Result<Option<Vec<Content>>, Violation> {
+        let mut snapshots = std::mem::take(&mut self.snapshots);
+        let held = snapshots.ended(command, self);
+        self.snapshots = snapshots;
+        held
+    }
+}
+
+fn dangling(error: String) -> Violation {
+    Violation::new("manifest-dangling", error)
 }
 
 impl ObjectsScenario {
@@ -320,6 +379,15 @@ impl World {
         for action in std::mem::take(&mut self.units[unit].object_volume().actions) {
             if let ObjectAction::End(Completion { token, result }) = action {
                 self.ended_by_objects(unit, token, result)?;
+            } else if let ObjectAction::SnapshotEnd { token, result } = action {
+                let result = match result {
+                    Ok(()) => Ok(Done::Written),
+                    Err(SnapshotError::Io(error)) => Err(error),
+                    Err(error) => {
+                        return Err(Violation::new("snapshot-refused", error.to_string()));
+                    }
+                };
+                self.ended_by_objects(unit, token, result)?;
             } else if let Some((token, wanted)) = Objects::wanted(action) {
                 self.begin_for_objects(unit, token, wanted);
             }
@@ -345,13 +413,16 @@ impl World {
         let down = state.backend_down;
         let down = down.filter(|&error| error != IoError::NoSpace || is_put);
         let failed = one_in > 0 && !quiet && random.u32(..one_in) == 0;
+        let is_kept = matches!(&wanted, Wanted::Put { name, .. } if name.contains("/snapshot/"));
+        let is_swallowed = is_kept && self.planted.strikes(Plant::SwallowedSnapshot);
         let fate = match down {
+            _ if is_swallowed => Fate::Swallowed,
             Some(error) => Fate::Fails(error),
             None if failed && random.bool() => Fate::Unknown,
             None if failed => Fate::Fails(IoError::Unreachable),
             None => Fate::Done,
         };
-        if !matches!(fate, Fate::Done) {
+        if !matches!(fate, Fate::Done | Fate::Swallowed) {
             state.backend_trouble = Some(self.engine.now());
         }
         let latency = state.backend_latency.draw(random);
@@ -379,6 +450,7 @@ impl World {
         let result = match fate {
             Fate::Done => objects.take_effect(wanted),
             Fate::Fails(error) => Err(StoreError::Io(error)),
+            Fate::Swallowed => Ok(Stored::Done),
             Fate::Unknown => {
                 let is_read = matches!(wanted, Wanted::Get { .. } | Wanted::List { .. });
                 if !is_read && objects.random.bool() {

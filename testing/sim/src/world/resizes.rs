@@ -32,19 +32,30 @@ impl World {
             return Ok(());
         }
         let before = state.history.sectors();
-        let at_first = self.scenario.volumes[unit].base.len() as u64;
+        let at_first = self.sectors_at_first(unit);
         let to = match self.random.u8(..4) {
             0 => before + self.random.u64(1..=256),
             // What was cut off must not come back.
             1 => at_first,
             _ => SECTORS_MIN.max(self.random.u64(before / 2..before)),
         };
+        if to > SECTORS_MAX.max(at_first) {
+            return Ok(());
+        }
+        self.resize_online(unit, to)
+    }
+
+    /// Give a volume another size, unless it has it or is busy.
+    pub fn resize_online(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
+        let state = &self.units[unit];
         let to = match state.local {
             // A local store has whole blocks.
-            Some(_) => to.next_multiple_of(BLOCK_SECTORS),
-            None => to,
+            Some(_) => sectors.next_multiple_of(BLOCK_SECTORS),
+            None => sectors,
         };
-        if to == before || to > SECTORS_MAX.max(at_first) {
+        let before = state.history.sectors();
+        let is_busy = state.resizing.is_some() || state.snapshotting.is_some();
+        if to == before || is_busy || self.phase(unit) != Some(Phase::Open) {
             return Ok(());
         }
         let holds_cut = self
@@ -75,6 +86,11 @@ impl World {
             under_way: asked.filter(|one| one.io.backend() == Some(unit)).count(),
             persisted: self.node.as_ref()?.cache.persisted(),
         })
+    }
+
+    /// The size of a volume in the beginning, in sectors.
+    pub fn sectors_at_first(&self, unit: usize) -> u64 {
+        self.scenario.volumes[unit].base.len() as u64
     }
 
     /// Whether a volume's size is being changed.
@@ -116,7 +132,13 @@ impl World {
             }
             Act::Backend(bytes) if self.units[unit].is_stacked() => self.size_stack(unit, bytes),
             Act::Backend(_) => {
-                self.ask_for_size(unit);
+                let state = &mut self.units[unit];
+                let mut at = self.engine.now();
+                // Where it is cut before it grows takes no time of its own.
+                if (state.resizing).is_some_and(|resize| resize.is_at_backend()) {
+                    at = at.plus(state.backend_latency.draw(&mut self.random));
+                }
+                self.engine.at(at, Happening::BackendResized(unit));
                 Ok(())
             }
             Act::End(result) => self.end_resize(unit, result.is_ok()),
@@ -130,7 +152,8 @@ impl World {
         let sectors = resize.bytes() / SECTOR_BYTES as u64;
         if is_done {
             self.coverage.resizes += 1;
-            self.tell_size(unit, sectors)?;
+            let bytes = resize.bytes();
+            self.step_volume(unit, Event::Resize { bytes })?;
             if !resize.shrinks() {
                 self.fill_cut(unit);
             }
@@ -141,11 +164,6 @@ impl World {
         let held = std::mem::take(&mut self.units[unit].held);
         held.into_iter()
             .try_for_each(|action| self.perform_now(Owner::Volume(unit), action))
-    }
-
-    fn tell_size(&mut self, unit: usize, sectors: u64) -> Result<(), Violation> {
-        let bytes = sectors * SECTOR_BYTES as u64;
-        self.step_volume(unit, Event::Resize { bytes })
     }
 
     /// A volume may have taken another size: what is said of it goes by that from now on, its replies included.
@@ -161,17 +179,6 @@ impl World {
         if bytes != state.config.bytes {
             self.units[unit].has_size(bytes / SECTOR_BYTES as u64);
         }
-    }
-
-    /// Ask the backend for a size. Where it is cut before it grows takes no time of its own.
-    fn ask_for_size(&mut self, unit: usize) {
-        let is_last = (self.units[unit].resizing).is_some_and(|resize| resize.is_at_backend());
-        let mut at = self.engine.now();
-        if is_last {
-            let latency = self.units[unit].backend_latency.draw(&mut self.random);
-            at = at.plus(latency);
-        }
-        self.engine.at(at, Happening::BackendResized(unit));
     }
 
     /// The backend has the size that it was asked for, or is away.
@@ -239,25 +246,20 @@ impl World {
         let resize = self.units[unit].resizing;
         resize.is_some_and(|resize| resize.holds(is_read))
     }
-
-    /// How much of so many sectors from one on lies within the backend: what was accepted before a cut is left out
-    /// beyond it.
-    pub(super) fn within_backend(&self, unit: usize, start: u64, count: u64) -> u64 {
-        let state = &self.units[unit];
-        let shrinks = state
-            .resizing
-            .filter(|one| one.is_at_backend() && one.shrinks());
-        let end = state.backend.sectors();
-        let end = shrinks.map_or(end, |one| end.min(one.bytes() / SECTOR_BYTES as u64));
-        if self.scenario.resizes {
-            count.min(end.saturating_sub(start))
-        } else {
-            count
-        }
-    }
 }
 
 impl super::Unit {
+    /// How much of so many sectors from one on lies within the backend: what was accepted before a cut is left out
+    /// beyond it.
+    pub(super) fn within_backend(&self, start: u64, count: u64) -> u64 {
+        let shrinks = self
+            .resizing
+            .filter(|one| one.is_at_backend() && one.shrinks());
+        let end = self.backend.sectors();
+        let end = shrinks.map_or(end, |one| end.min(one.bytes() / SECTOR_BYTES as u64));
+        count.min(end.saturating_sub(start))
+    }
+
     /// The volume has so many sectors from now on.
     pub(super) fn has_size(&mut self, sectors: u64) {
         self.history.resize(sectors);

@@ -138,14 +138,16 @@ impl World {
         config
     }
 
-    /// A volume is about to be asked to close; a planted bug has it wait for its log.
-    pub(super) fn prepare_close(&mut self, unit: usize) -> Result<(), Violation> {
-        if !self.planted.is(Plant::PatientClose) || self.phase(unit) != Some(Phase::Open) {
-            return Ok(());
+    /// A volume is asked to close; a planted bug has it wait for its log.
+    pub(super) fn close_volume(&mut self, unit: usize, destage: bool) -> Result<(), Violation> {
+        if self.planted.is(Plant::PatientClose) && self.phase(unit) == Some(Phase::Open) {
+            let mut config = self.units[unit].config.clone();
+            config.log_answer_max = Nanos(u64::MAX);
+            self.step_volume(unit, Event::Reconfigure(config))?;
         }
-        let mut config = self.units[unit].config.clone();
-        config.log_answer_max = Nanos(u64::MAX);
-        self.step_volume(unit, Event::Reconfigure(config))
+        self.units[unit].is_leaving = true;
+        self.tick();
+        self.step_volume(unit, Event::Close { destage })
     }
 
     /// What must hold while a log's device does not answer.

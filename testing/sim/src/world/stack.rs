@@ -14,8 +14,8 @@ use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::local::{OF_STORE, SimulatedStore, decode};
 use super::{
-    Action, Buf, BufMut, Completion, Content, Done, Happening, History, InFlight, Io, IoError,
-    Nanos, Owner, Plant, SectorRange, Token, Unit, Violation, World, check_backend, check_bounds,
+    Action, Buf, Completion, Content, Done, Happening, History, InFlight, Io, IoError, Nanos,
+    Owner, Plant, SectorRange, Seq, Token, Unit, Violation, World, check_backend, check_bounds,
     check_lost,
 };
 use crate::disk::joined;
@@ -24,6 +24,8 @@ use crate::disk::joined;
 const PASSED_ON: u64 = OF_STORE >> 1;
 /// A change of size, among what a volume asks.
 pub(super) const SIZE: u64 = PASSED_ON >> 1;
+/// What a snapshot asks, among what a volume does.
+pub(super) const KEEP: u64 = SIZE >> 1;
 /// Sectors of the largest volumes that are compared as a whole whenever something is looked at.
 const SMALL_SECTORS: u64 = 2048;
 
@@ -45,7 +47,7 @@ impl Unit {
     /// Who used it is gone, and so is its memory.
     pub(super) fn lose_stack(&mut self) -> Result<(), Violation> {
         if let Some(objects) = &mut self.objects {
-            objects.reopen();
+            objects.reopen()?;
         }
         self.ended.clear();
         self.tier_out = None;
@@ -110,6 +112,12 @@ impl Unit {
         check_lost::give_up_log(&mut self.history, |sector| backend.visible(sector))
     }
 
+    /// All is destaged and tiered out: what is at the bottom has everything that was acknowledged before.
+    pub(super) fn check_tiered(&self, before: Seq) -> Result<(), Violation> {
+        let bottom = self.bottom()?;
+        check_backend::check_complete(&self.history, before, |sector| bottom[sector as usize])
+    }
+
     /// A tier has ended well: what is at the bottom is of the volume as it is.
     pub(super) fn note_tiered(&mut self) -> Result<(), Violation> {
         self.before_losses.clear();
@@ -135,7 +143,11 @@ impl World {
                 let number = self.insert(unit, token, io, "stack read", [offset, range.count]);
                 self.watched.count(unit, range);
                 if self.planted.strikes(Plant::ReadPastStore) {
-                    self.read_past_store(unit, number, range, buf);
+                    let mut buf = buf;
+                    if let Some(local) = &mut self.units[unit].local {
+                        local.read_image(range, &mut buf);
+                    }
+                    self.end_of_stack(unit, number, Ok(Done::Read(buf)));
                 } else {
                     self.submit(unit, number, StoreAsk::Read { offset, buf })?;
                 }
@@ -232,16 +244,13 @@ impl World {
         Ok(())
     }
 
-    /// A planted bug reads what only the backend has, whatever the store has.
-    fn read_past_store(&mut self, unit: usize, number: u64, range: SectorRange, mut buf: BufMut) {
-        if let Some(local) = &mut self.units[unit].local {
-            local.read_image(range, &mut buf);
-        }
-        self.end_of_stack(unit, number, Ok(Done::Read(buf)));
-    }
-
     /// Ask what lies below the volume.
-    fn submit(&mut self, unit: usize, number: u64, ask: StoreAsk) -> Result<(), Violation> {
+    pub(super) fn submit(
+        &mut self,
+        unit: usize,
+        number: u64,
+        ask: StoreAsk,
+    ) -> Result<(), Violation> {
         let token = Token(number);
         if let Some(local) = &mut self.units[unit].local {
             if local.sizes.is_uncut() {
@@ -329,8 +338,15 @@ impl World {
                 .after(Nanos(0), Happening::StackResized(unit, result.map(drop)));
             return;
         }
+        if number == KEEP {
+            self.engine
+                .after(Nanos(0), Happening::StackKept(unit, result.map(drop)));
+            return;
+        }
         self.units[unit].ended.insert(number, result);
-        self.engine.at(self.engine.now(), Happening::Io(number));
+        // A turn takes a little time.
+        let at = self.engine.now().plus(Nanos::from_micros(10));
+        self.engine.at(at, Happening::Io(number));
     }
 
     /// How what lies below a volume has ended what that asked, if something does.
@@ -353,18 +369,14 @@ impl World {
     }
 
     /// Whether something lies below a volume.
-    pub fn has_stacks(&self) -> bool {
-        self.units.iter().any(Unit::is_stacked)
+    pub fn is_stacked(&self, unit: usize) -> bool {
+        self.units[unit].is_stacked()
     }
 
     /// All is destaged and tiered out: what is at the bottom has everything.
     pub fn check_tiered(&self) -> Result<(), Violation> {
-        for unit in self.units.iter().filter(|unit| unit.is_stacked()) {
-            let now = unit.history.now() + 1;
-            let bottom = unit.bottom()?;
-            check_backend::check_complete(&unit.history, now, |sector| bottom[sector as usize])?;
-        }
-        Ok(())
+        let mut stacks = self.units.iter().filter(|unit| unit.is_stacked());
+        stacks.try_for_each(|unit| unit.check_tiered(unit.history.now() + 1))
     }
 }
 

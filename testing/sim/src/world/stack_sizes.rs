@@ -7,7 +7,7 @@ use hdcs_core::node::resize::Resize;
 use hdcs_core::objects::io::Ask as ObjectAsk;
 
 use super::stack::SIZE;
-use super::{IoError, Plant, SECTOR_BYTES, Token, Violation, World};
+use super::{Done, IoError, Plant, SECTOR_BYTES, Token, Violation, World};
 
 impl World {
     /// Ask what lies below a volume for a size.
@@ -26,6 +26,13 @@ impl World {
 
     /// Ask a local store for a size.
     pub(super) fn size_store(&mut self, unit: usize, bytes: u64) -> Result<(), Violation> {
+        let state = &mut self.units[unit];
+        let has = state.local_store().status().bytes;
+        let is_left_over = state.resizing.is_none_or(|resize| !resize.shrinks());
+        if bytes < has && is_left_over && self.planted.is(Plant::UncutStore) {
+            self.end_of_stack(unit, SIZE, Ok(Done::Written));
+            return Ok(());
+        }
         let (token, ask) = (Token(SIZE), StoreAsk::Resize { bytes });
         self.step_store(unit, StoreEvent::Submit { token, ask })
     }
@@ -40,8 +47,12 @@ impl World {
             "stack resized",
             [unit as u64, u64::from(result.is_ok()), 0, 0],
         );
-        if let Some(local) = &mut self.units[unit].local {
-            let has = local.status().bytes;
+        let state = &mut self.units[unit];
+        if let Some(local) = &mut state.local {
+            let mut has = local.status().bytes;
+            if self.planted.is(Plant::UncutStore) {
+                has = has.min(state.config.bytes);
+            }
             match local.sizes.ended(result.is_ok(), has) {
                 None => return Ok(()),
                 Some(Act::Ask(bytes)) => return self.size_store(unit, bytes),
