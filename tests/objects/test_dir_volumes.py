@@ -164,8 +164,37 @@ def test_dir_that_is_gone_keeps_no_deletion_waiting(tmp_path, mode):
         daemon.until(lambda: counters(daemon)["store"]["retries"] > 0)
         refused(daemon.cli("volume", "delete", "v"), 1, "--keep-data")
         deleted = daemon.json("volume", "delete", "v", "--discard-dirty")
-        assert deleted["discarded_dirty_bytes"] == MIB and deleted["data"] is None
-        assert deleted["data_trouble"].startswith(f"nothing is at dir:{place}")
+        # Its file system may only not be mounted: then it is still there.
+        assert deleted["discarded_dirty_bytes"] == MIB and deleted["data"].startswith(f"dir:{place}")
+        assert "nothing is there, or its file system is not mounted" in deleted["data_trouble"]
+        daemon.stop()
+
+
+def test_dir_inside_the_data_directory_is_refused(tmp_path):
+    """A volume's deletion would take along what lies in its directory."""
+    with Daemon(tmp_path, ROOM) as daemon:
+        daemon.create("v", "--backend", url(tmp_path / "v"), size="16M")
+        daemon.ok("volume", "snapshot", "v", "s")
+        for place in [daemon.data / "volumes" / "w", daemon.data / "volumes" / "v" / "w", daemon.data / "w"]:
+            refused(daemon.cli("volume", "create", "w", "--size", "16M", "--backend", url(place)), 2,
+                    str(place), "inside the data directory")
+            refused(daemon.cli("volume", "clone", "v@s", "w", "--backend", url(place)), 2, "inside the data directory")
+            assert not place.exists()
+        assert [volume["name"] for volume in daemon.json("volume", "list")] == ["v"]
+        daemon.stop()
+
+
+def test_dir_that_is_gone_lets_a_deletion_without_discard_end(tmp_path):
+    with Daemon(tmp_path, ROOM) as daemon:
+        place = tmp_path / "objects"
+        daemon.create("v", "--mode", "storage", "--backend", url(place, retry_s=3), size="16M")
+        daemon.write("v", b"x" * MIB)
+        shutil.rmtree(place)
+        refused(daemon.cli("volume", "delete", "v"), 1, f"nothing is at dir:{place}", f"{MIB} dirty bytes", "--discard-dirty")
+        # A tier that is tried again and again is no progress.
+        refused(daemon.cli("volume", "detach", "v"), 1, "its backend takes no data")
+        assert daemon.volume("v")["counters"]["home"]["dirty_bytes"] == MIB
+        daemon.json("volume", "delete", "v", "--discard-dirty")
         daemon.stop()
 
 

@@ -61,6 +61,10 @@ impl Reach for InDirectory {
         format!("dir {}", self.path)
     }
 
+    fn local_path(&self) -> Option<&Path> {
+        Some(Path::new(&self.path))
+    }
+
     fn is_gone(&self) -> bool {
         is_absent(Path::new(&self.path))
     }

@@ -96,6 +96,10 @@ pub trait Place: std::fmt::Debug + Send {
     fn path(&self) -> Option<&Path> {
         None
     }
+    /// The local file, device or directory that it is.
+    fn local_path(&self) -> Option<&Path> {
+        self.path()
+    }
     /// Whether it can be seen at once that nothing is there, or that what it would be in is not mounted. Blocks.
     fn is_gone(&self) -> bool {
         self.path().is_some_and(dir::is_absent)

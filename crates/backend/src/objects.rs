@@ -25,6 +25,7 @@ mod opening;
 mod verify;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -110,6 +111,10 @@ pub trait Reach: std::fmt::Debug + Send + Sync {
     fn exposure(&self) -> Option<String> {
         None
     }
+    /// See [`Place::local_path`].
+    fn local_path(&self) -> Option<&Path> {
+        None
+    }
     /// See [`Place::is_gone`].
     fn is_gone(&self) -> bool {
         false
@@ -180,6 +185,10 @@ fn nonce() -> u64 {
 impl Place for ObjectsPlace {
     fn name(&self) -> String {
         self.reach.name()
+    }
+
+    fn local_path(&self) -> Option<&Path> {
+        self.reach.local_path()
     }
 
     fn is_gone(&self) -> bool {

@@ -127,7 +127,7 @@ struct Gate {
     clients: AtomicUsize,
     /// Events that it did not take, by [`Record`].
     lost: [AtomicU64; 2],
-    /// Events that were noted, and those of them that the thread has dealt with, or that the queue did not take.
+    /// Events that it took or is about to take, and those of them that the thread has dealt with.
     queued: AtomicU64,
     taken: watch::Sender<u64>,
 }
@@ -159,7 +159,8 @@ impl Recorder {
         if !room || self.queue.try_send(Item::Event(event)).is_err() {
             gate.clients.fetch_sub(clients, order);
             gate.lost[record as usize].fetch_add(1, order);
-            gate.taken.send_modify(|taken| *taken += 1);
+            // Whoever has seen the higher number waits for an event more, or in vain.
+            gate.queued.fetch_sub(1, order);
         }
     }
 }

@@ -102,7 +102,8 @@ fn home_reason(report: &VolumeReport) -> Option<String> {
     if trouble == IoError::Fenced {
         return Some(format!(
             "backend: another owner took it over, and nothing is tiered out there any more: clients go on, and {} bytes \
-             are in the local store alone; export the volume, or see that the other owner has ended and restart the daemon",
+             are in the local store alone: see that the other owner has ended and restart the daemon, or delete the volume \
+             with --discard-dirty if the other owner has what counts",
             home.dirty_bytes
         ));
     }

@@ -199,6 +199,9 @@ impl DirtyRecord {
 
     /// The part of it that is about what only the log holds, if that is known.
     pub fn of_log_alone(&self) -> Option<Self> {
+        if !self.in_use && self.nothing_dirty {
+            return Some(self.clone());
+        }
         let in_log = self.in_log?;
         Some(Self {
             dirty_bytes: in_log.dirty_bytes,

@@ -379,7 +379,8 @@ impl Shard {
         };
         if let Some(served) = self.state.volumes.get_mut(slot) {
             served.closing.push(answer);
-            if !destage {
+            // A log that failed is emptied all the same, since some of it may be in memory alone.
+            if !destage && served.volume.stats(self.state.now).policy_remaining_bytes == 0 {
                 served.backend.end_retries();
             }
         }

@@ -223,11 +223,15 @@ async fn check_backend(
             )));
         }
     }
-    if let Some(path) = place.path() {
-        let real = real_path(path).await.ok_or_else(silent)?;
+    if let Some(path) = place.local_path() {
+        let real = real_path(path).await;
+        // A directory says better by itself that it does not answer.
+        if real.is_none() && place.path().is_some() {
+            return Err(silent());
+        }
         let layout = setup.layout();
         // A snapshot there is only read.
-        if !place.is_read_only() && layout.is_own(&real) {
+        if !place.is_read_only() && real.is_some_and(|real| layout.is_own(&real)) {
             let why = layout.own_refusal();
             return Err(invalid(format!("backend {url} {why}")));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hdcs_api::{ApiError, DeleteOptions, Deleted, ErrorKind};
 use hdcs_backend::objects::given_up::{Remains, remains};
 use hdcs_backend::url::BackendUrl;
-use hdcs_backend::{Held, SnapshotStore, closing};
+use hdcs_backend::{BackendError, Held, SnapshotStore, closing};
 use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
@@ -79,22 +79,23 @@ impl Leaving {
 /// What is wrong with what a volume of that identity and of `bytes` bytes has left at its backend's place; `true` if
 /// nothing is there.
 async fn wrong_with(url: String, identity: Option<String>, bytes: u64) -> Option<(String, bool)> {
-    let nothing = || (format!("nothing is at {url} any more"), true);
-    if is_gone(&url).await {
-        return Some(nothing());
-    }
     let at = url.clone();
     let find = move || {
         let mut place = BackendUrl::parse(&at)?.place;
         if let Some(identity) = identity {
             place.expect(&identity);
         }
+        // A look into objects would be tried again for as long as the volume's own requests.
+        if place.path().is_none() && place.is_gone() {
+            let why = format!("{at}: nothing is there, or its file system is not mounted");
+            return Err(BackendError::Unreachable(why));
+        }
         place.find()
     };
     match in_time(ANSWER_TIME_MAX, find).await {
         None => Some((format!("{url} does not answer"), false)),
         Some(Err(error)) => Some((error.to_string(), false)),
-        Some(Ok(None)) => Some(nothing()),
+        Some(Ok(None)) => Some((format!("nothing is at {url} any more"), true)),
         Some(Ok(Some(found))) if found.bytes < bytes => Some((
             format!("of its {bytes} bytes only {} are there", found.bytes),
             false,
@@ -544,6 +545,16 @@ impl Node {
             ));
         }
         if asks && dirty > 0 {
+            let url = entry.backend_url(self.setup.layout());
+            // A file that is open is still whole without its name.
+            let is_open_file = BackendUrl::parse(&url).is_ok_and(|url| url.place.path().is_some());
+            if !is_open_file && is_gone(&url).await {
+                let why = format!(
+                    "volume {name}: nothing is at {url}, or its file system is not mounted: put it back, or lose {dirty} \
+                     dirty bytes with --discard-dirty"
+                );
+                return Err(ApiError::new(ErrorKind::Conflict, why));
+            }
             self.flushes
                 .run(name, number)
                 .await

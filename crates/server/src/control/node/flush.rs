@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use hdcs_api::ApiError;
 use hdcs_backend::url::BackendUrl;
+use hdcs_core::local::Status;
 use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 
@@ -18,22 +19,24 @@ use crate::shard::command::{Command, VolumeReport};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moved {
     remaining_bytes: u64,
-    /// Of a local store, zeroes included.
+    /// Of a local store, zeroes included; 0 while its last tier has failed.
     tiered_bytes: u64,
-    /// What the backend has taken of a generation that has not ended, and what its store has.
+    /// What the backend has taken of a generation that has not ended, and what its store has; 0 in the same case.
     taken_bytes: u64,
     backend_errors: u64,
 }
 
 impl Moved {
     fn of(volume: &VolumeReport) -> Self {
+        // A tier that is tried again copies everything again: it gets on once the backend has flushed some of that.
+        let has_failed = volume.home.is_some_and(|home| home.tier_trouble.is_some());
+        let unless_failed = |bytes: u64| if has_failed { 0 } else { bytes };
         let put_bytes = volume.store.as_ref().map_or(0, |store| store.put_bytes);
+        let of_tiers = |home: &Status| home.tiered_bytes + home.tiered_zero_bytes;
         Self {
             remaining_bytes: volume.stats.destage_all_remaining_bytes,
-            tiered_bytes: volume
-                .home
-                .map_or(0, |home| home.tiered_bytes + home.tiered_zero_bytes),
-            taken_bytes: volume.stats.destaged_bytes + put_bytes,
+            tiered_bytes: unless_failed(volume.home.as_ref().map_or(0, of_tiers)),
+            taken_bytes: unless_failed(volume.stats.destaged_bytes + put_bytes),
             backend_errors: volume.stats.backend_errors,
         }
     }
@@ -61,7 +64,7 @@ impl Advance {
     /// takes counts until an operation fails: then the same may be written again and again.
     fn stalled_for(&mut self, now: Instant, seen: Moved) -> Duration {
         let is_done_with = seen.remaining_bytes < self.last.remaining_bytes
-            || seen.tiered_bytes != self.last.tiered_bytes;
+            || seen.tiered_bytes > self.last.tiered_bytes;
         if is_done_with {
             self.errors = seen.backend_errors;
         }
@@ -71,6 +74,7 @@ impl Advance {
         }
         self.last = Moved {
             remaining_bytes: seen.remaining_bytes.min(self.last.remaining_bytes),
+            tiered_bytes: seen.tiered_bytes.max(self.last.tiered_bytes),
             ..seen
         };
         now.saturating_duration_since(self.at)
