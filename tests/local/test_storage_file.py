@@ -190,9 +190,8 @@ def test_storage_survives_kills_between_and_during_tiers(tmp_path):
             daemon.start()
             check(daemon, model)
             if tiered % 2:
-                # What was interrupted is begun anew by itself.
-                daemon.until(lambda: home(daemon)["tiers"] > 0)
-                assert home(daemon)["backend_between"] is False
+                # What was interrupted is begun anew by itself; on a busy machine it may have ended before the kill.
+                daemon.until(lambda: home(daemon)["backend_between"] is False)
                 assert image(tmp_path).read_bytes() == bytes(model.image)
         daemon.stop()
 
