@@ -15,6 +15,7 @@ use super::contract::{Content, Contract};
 use super::copying::Copying;
 use super::stores::{Counters, Counts};
 use super::{Ask, Backend, Capabilities, Operation, Port, Prepared, file, filters, home};
+
 /// See the module.
 pub struct Stack {
     backend: Box<dyn Backend>,
