@@ -46,6 +46,8 @@ const STALL_WINDOW: u32 = 8;
 const STALL_MEMORY: Duration = Duration::from_secs(10);
 /// How long a dropped ring waits for the kernel.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
+/// Transfers under way from which on a device has enough to do, and the next ones go to it together.
+const DEVICE_BUSY: usize = 8;
 /// Completions under this number belong to no operation.
 const NO_OPERATION: u64 = u64::MAX;
 
@@ -54,7 +56,8 @@ const NO_OPERATION: u64 = u64::MAX;
 pub enum Submit {
     /// All of a turn at once.
     Batch,
-    /// Each transfer to a device at once, so that a device with little latency starts earlier.
+    /// Each transfer to a device at once while the device has little to do, so that it starts earlier; the others at the
+    /// end of the turn, for each costs a system call.
     Each,
 }
 
@@ -78,7 +81,7 @@ impl Default for RingConfig {
         Self {
             entries: 512,
             submit: Submit::Each,
-            defer_taskrun: false,
+            defer_taskrun: true,
             writer_threads: 0,
             raise_priority: false,
         }
@@ -203,6 +206,8 @@ struct Operation {
     may_wait: bool,
     /// Whether a writer thread performs it.
     by_writer: bool,
+    /// Whether it is counted in [`Ring::transfers`].
+    is_transfer: bool,
     /// When an urgent write was handed to io_uring.
     urgent_since: Option<Instant>,
     retries: u32,
@@ -218,6 +223,8 @@ pub struct Ring {
     /// Operations that found the submission queue full.
     backlog: std::collections::VecDeque<squeue::Entry>,
     running: usize,
+    /// Reads and writes under way.
+    transfers: usize,
     finished: Vec<Finished>,
     worker: Worker,
     writers: Option<Writers>,
@@ -260,6 +267,7 @@ impl Ring {
             free: Vec::new(),
             backlog: std::collections::VecDeque::new(),
             running: 0,
+            transfers: 0,
             finished: Vec::new(),
             worker,
             writers,
@@ -274,6 +282,7 @@ impl Ring {
             given_up: false,
         };
         ring.arm_waker();
+        wake_in_time();
         Ok(ring)
     }
 
@@ -283,14 +292,16 @@ impl Ring {
             .setup_clamp()
             .setup_cqsize(config.entries * 8)
             .setup_submit_all()
-            .setup_single_issuer();
+            .setup_single_issuer()
+            .setup_taskrun_flag();
         if config.defer_taskrun {
             builder.setup_defer_taskrun();
         } else {
-            builder.setup_coop_taskrun().setup_taskrun_flag();
+            builder.setup_coop_taskrun();
         }
         match builder.build(config.entries) {
-            // A kernel before 6.0 knows no single issuer, one before 5.19 no cooperative work.
+            // A kernel before 6.1 knows no deferred work, one before 6.0 no single issuer, one before 5.19 no cooperative
+            // work.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
                 .setup_clamp()
                 .setup_cqsize(config.entries * 8)
@@ -575,6 +586,7 @@ impl Ring {
                 durable: None,
                 may_wait: false,
                 by_writer: false,
+                is_transfer: false,
                 urgent_since: None,
                 retries: 0,
                 vectors: Vec::new(),
@@ -592,6 +604,7 @@ impl Ring {
         operation.durable = None;
         operation.may_wait = false;
         operation.by_writer = false;
+        operation.is_transfer = false;
         operation.urgent_since = None;
         operation.retries = 0;
         slot
@@ -601,6 +614,7 @@ impl Ring {
         let operation = &mut self.operations[slot as usize];
         operation.generation = operation.generation.wrapping_add(1);
         operation.vectors.clear();
+        self.transfers -= usize::from(operation.is_transfer);
         self.free.push(slot);
         self.running -= 1;
         std::mem::replace(&mut operation.kind, Kind::Free)
@@ -615,7 +629,9 @@ impl Ring {
 
     fn start_transfer(&mut self, slot: u32) {
         self.start(slot);
-        if self.config.submit == Submit::Each && self.pending {
+        self.operations[slot as usize].is_transfer = true;
+        self.transfers += 1;
+        if self.config.submit == Submit::Each && self.pending && self.transfers <= DEVICE_BUSY {
             // A refusal is not lost: the entries stay queued until the next turn.
             let _ = self.uring().submit();
             self.pending = false;
@@ -887,6 +903,13 @@ impl Ring {
             outcome,
         });
     }
+}
+
+/// Have the calling thread woken when its time has come: by default the kernel takes up to 50 µs more, to wake several
+/// together.
+fn wake_in_time() {
+    // SAFETY: a system call without memory. It cannot fail for the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
 /// What a writer thread does for an operation.

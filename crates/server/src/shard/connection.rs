@@ -269,13 +269,24 @@ impl Connection {
     }
 
     /// Receive into the place that the session has just named, and send what is to be sent, when so
-    /// many connections are served in this turn.
-    pub fn serve(&mut self, slot: u32, place: Option<Place>, served: usize, ring: &mut Ring) {
+    /// many connections are served in this turn. Returns whether something was sent at once, which may have freed memory.
+    pub fn serve(
+        &mut self,
+        slot: u32,
+        place: Option<Place>,
+        served: usize,
+        ring: &mut Ring,
+    ) -> bool {
         if let Some(Place(address, bytes)) = place {
             let (owner, fd) = (Owner::Receive(slot), self.socket.as_raw_fd());
             // SAFETY: the session keeps the place until `received` (its contract), nobody has
             // called it since, and it outlives the operation (invariant 1).
             self.receiving = Some(unsafe { ring.receive(owner, fd, address, bytes) });
+        }
+        let sends = self.sends;
+        if !self.is_broken() {
+            let bytes = TURN_SEND_BYTES_MAX / served.max(1);
+            self.send(slot, bytes.clamp(SEND_BYTES_MIN, SEND_BYTES_MAX), ring);
         }
         if self.is_broken() {
             self.session.output().clear();
@@ -283,10 +294,8 @@ impl Connection {
                 self.chunks.clear();
                 self.chunks_held = Held::default();
             }
-            return;
         }
-        let bytes = TURN_SEND_BYTES_MAX / served.max(1);
-        self.send(slot, bytes.clamp(SEND_BYTES_MIN, SEND_BYTES_MAX), ring);
+        self.sends != sends
     }
 
     fn send(&mut self, slot: u32, bytes_max: usize, ring: &mut Ring) {
@@ -302,6 +311,30 @@ impl Connection {
                 self.chunks.push_back(chunk);
             }
         }
+        let is_all = output.is_empty();
+        let total = self.make_message(bytes_max);
+        // What the socket takes whole needs no operation, the end of which would cost a turn. The end of an operation is
+        // what brings back a connection that has more to send.
+        if is_all && (1..bytes_max).contains(&total) {
+            match send_now(&self.socket, &self.message) {
+                Ok(bytes) => self.sent(Ok(bytes)),
+                Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                Err(errno) => return self.abort(Ending::Failed(errno.to_string())),
+            }
+            self.make_message(bytes_max);
+        }
+        if self.vectors.is_empty() {
+            return;
+        }
+        self.sending = true;
+        let (owner, fd) = (Owner::Send(slot), self.socket.as_raw_fd());
+        // SAFETY: message, vectors and chunks are in the heap and stay as they are while
+        // `sending` (invariant 2).
+        unsafe { ring.send(owner, fd, &raw const *self.message) };
+    }
+
+    /// Have the message say what is to be sent next, about so many bytes at most; how many it is.
+    fn make_message(&mut self, bytes_max: usize) -> usize {
         self.vectors.clear();
         let (mut skip, mut total) = (self.sent, 0);
         for chunk in &self.chunks {
@@ -316,16 +349,9 @@ impl Connection {
                 break;
             }
         }
-        if self.vectors.is_empty() {
-            return;
-        }
         self.message.msg_iov = self.vectors.as_mut_ptr();
         self.message.msg_iovlen = self.vectors.len() as _;
-        self.sending = true;
-        let (owner, fd) = (Owner::Send(slot), self.socket.as_raw_fd());
-        // SAFETY: message, vectors and chunks are in the heap and stay as they are while
-        // `sending` (invariant 2).
-        unsafe { ring.send(owner, fd, &raw const *self.message) };
+        total
     }
 
     /// Whether the session must be asked again when buffers have become free.
@@ -476,6 +502,14 @@ impl Connection {
             ring.cancel(key);
         }
     }
+}
+
+/// Send what the socket takes at once of a message whose vectors are valid.
+fn send_now(socket: &OwnedFd, message: &libc::msghdr) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the message points to vectors, and these to chunks, which are there until this returns.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), message, flags) };
+    usize::try_from(sent).map_err(|_| Errno::last())
 }
 
 fn bytes_of(chunk: &Chunk) -> &[u8] {

@@ -158,7 +158,7 @@ pub struct Shard {
     turns: Turns,
     /// The longest turn of late.
     pub longest_turn: LongestTurn,
-    /// Whether a connection has more to submit than it may in this turn.
+    /// Whether a connection has more to submit than it may in this turn, or may have now what it waits for.
     pressed: bool,
     pub listeners: Slots<Listener>,
     /// When connections are looked at again.
@@ -607,6 +607,7 @@ impl Shard {
     fn serve(&mut self) {
         let mut listed = std::mem::take(&mut self.listed);
         let count = listed.len();
+        let mut has_freed = false;
         for slot in listed.drain(..) {
             let work = self.work_left(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
@@ -624,7 +625,7 @@ impl Shard {
             let (requests, worked) = (host.requests, host.worked);
             connection.requests += requests;
             self.turns.note(&mut connection.account, worked);
-            connection.serve(slot, place, count, &mut self.state.ring);
+            has_freed |= connection.serve(slot, place, count, &mut self.state.ring);
             self.note_visit(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
@@ -649,6 +650,8 @@ impl Shard {
                 connection.waits() && self.turns.left(&connection.account) == 0
             });
         }
+        // What it was that one of them waits for may have become free.
+        self.pressed |= has_freed && !self.waiters.is_empty();
         self.listed = listed;
     }
 
