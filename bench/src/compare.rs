@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::cost::Cost;
 use crate::failure::{Failure, Result};
 use crate::fio::{self, Outcome};
 use crate::lab::Lab;
@@ -55,6 +56,8 @@ pub struct Sample {
     pub server_cpu_settled_us: f64,
     /// Server's resident memory at the end, in bytes.
     pub server_rss_bytes: u64,
+    /// What a request cost HDCS.
+    pub cost: Option<Cost>,
     /// What HDCS said of the volume before and after.
     pub volume: Option<[Value; 2]>,
 }
@@ -195,8 +198,10 @@ fn measure(
     let load = Peers::fit(profile, peer, seconds, u64::from(repetition) + 1);
     let shown_before = peers.show(peer).map_err(at)?;
     let before = peers.usage(peer)?;
+    let meter_before = peers.meter(peer)?;
     let raw = results.raw(&format!("{}-{}-{repetition}", profile.name, peer.name()));
     let outcome = load.run(&peers.target(peer)?, &raw).map_err(at)?;
+    let meter_after = peers.meter(peer)?;
     let after = peers.usage(peer)?;
     peers.settle(peer, profile).map_err(at)?;
     let settled = peers.usage(peer)?;
@@ -209,6 +214,9 @@ fn measure(
         server_cpu_us: (after.cpu_us - before.cpu_us) / requests,
         server_cpu_settled_us: (settled.cpu_us - before.cpu_us) / requests,
         server_rss_bytes: after.rss_bytes,
+        cost: meter_before
+            .zip(meter_after)
+            .map(|(before, after)| before.until(&after, outcome.requests)),
         volume: peer.is_hdcs().then_some([shown_before, shown_after]),
         outcome,
     })

@@ -10,6 +10,7 @@ mod before;
 #[cfg(feature = "stores")]
 mod clones;
 mod compare;
+mod cost;
 mod crash;
 mod demo;
 mod encryption;

@@ -1,5 +1,7 @@
 //! A node of HDCS as its user has it: the program, its data directory and its command line.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +9,7 @@ use std::{fs, thread};
 
 use serde_json::Value;
 
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Failure, Result};
 use crate::fio::Target;
 use crate::process::{self, Server, Usage};
 
@@ -156,6 +158,23 @@ impl Node {
     pub fn show(&self, volume: &str) -> Result<Value> {
         let text = self.command(&["volume", "show", volume, "--json"])?;
         serde_json::from_str(&text).context(format_args!("hdcs volume show {volume} --json"))
+    }
+
+    /// The page of its metrics.
+    pub fn metrics(&self) -> Result<String> {
+        let path = self.data.join("control.sock");
+        let mut answer = String::new();
+        UnixStream::connect(&path)
+            .and_then(|mut socket| {
+                socket.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+                socket.read_to_string(&mut answer)
+            })
+            .context(path.display())?;
+        let (head, page) = answer.split_once("\r\n\r\n").context("no metrics")?;
+        if !head.contains(" 200 ") {
+            return Err(Failure::new(format!("no metrics: {head}")));
+        }
+        Ok(page.to_owned())
     }
 
     /// Destage all that is dirty and wait for it.

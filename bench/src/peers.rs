@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::cost::Meter;
 use crate::failure::{Context, Result};
 use crate::fio::{Load, Target};
 use crate::lab::{self, Lab};
@@ -270,6 +271,11 @@ impl<'a> Peers<'a> {
             Peer::Qemu => self.qemu.as_ref().context("qemu-nbd is not up")?.usage(),
             _ => self.node_of(peer).context("its node is not up")?.usage(),
         }
+    }
+
+    /// The counters of the node behind a face of HDCS.
+    pub fn meter(&self, peer: Peer) -> Result<Option<Meter>> {
+        self.node_of(peer).map(Meter::read).transpose()
     }
 
     /// What the node says of the volume behind a face of HDCS.

@@ -196,30 +196,27 @@ impl Drop for Server {
 pub fn usage_of(pid: u32) -> Result<Usage> {
     let path = format!("/proc/{pid}/stat");
     let stat = fs::read_to_string(&path).context(&path)?;
-    // The second field is the name in parentheses, which may hold anything; field 3 follows it.
-    let fields: Vec<&str> = stat
-        .rsplit_once(')')
-        .map(|(_, rest)| rest.split_whitespace().collect())
-        .unwrap_or_default();
-    let number = |field: usize| {
-        fields
-            .get(field - 3)
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let ticks = number(14)
-        .zip(number(15))
-        .map(|(user, system)| user + system);
     // SAFETY: sysconf reads constants.
-    let (tick_hz, page_bytes) = unsafe {
-        (
-            libc::sysconf(libc::_SC_CLK_TCK),
-            libc::sysconf(libc::_SC_PAGESIZE),
-        )
-    };
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     Ok(Usage {
-        cpu_us: ticks.context(&path)? as f64 * 1e6 / tick_hz as f64,
-        rss_bytes: number(24).context(&path)? * page_bytes as u64,
+        cpu_us: cpu_us_of_stat(&stat).context(&path)?,
+        rss_bytes: field_of_stat(&stat, 24).context(&path)? * page_bytes as u64,
     })
+}
+
+/// User and system time in the `stat` of a process or thread, in microseconds.
+pub fn cpu_us_of_stat(stat: &str) -> Option<f64> {
+    let ticks = field_of_stat(stat, 14)? + field_of_stat(stat, 15)?;
+    // SAFETY: sysconf reads constants.
+    let tick_hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Some(ticks as f64 * 1e6 / tick_hz as f64)
+}
+
+/// A number in it, counted from 1.
+fn field_of_stat(stat: &str, field: usize) -> Option<u64> {
+    // The second field is the name in parentheses, which may hold anything; field 3 follows it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(field - 3)?.parse().ok()
 }
 
 /// Run a program to its end; its CPU time in microseconds, with that of its own children.

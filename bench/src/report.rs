@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::bars::{Bar, list, median, ratio_within};
 use crate::compare::{Findings, Sample};
+use crate::cost::Cost;
 use crate::peers::Peer;
 use crate::profiles;
 
@@ -193,6 +194,7 @@ pub fn render(findings: &Findings) -> String {
                 },
             );
         }
+        costs(&mut out, findings, profile.name);
         out.push('\n');
     }
     if !findings.durable_write_us.is_empty() {
@@ -217,6 +219,56 @@ pub fn render(findings: &Findings) -> String {
     out
 }
 
+/// What a request cost each face of HDCS.
+fn costs(out: &mut String, findings: &Findings, profile: &str) {
+    let mut has_title = false;
+    for peer in Peer::ALL {
+        let costs: Vec<Cost> = findings
+            .samples_of(profile, peer)
+            .filter_map(|sample| sample.cost)
+            .collect();
+        if costs.is_empty() {
+            continue;
+        }
+        if !has_title {
+            let _ = writeln!(
+                out,
+                "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
+                "for a request",
+                "turns",
+                "enters",
+                "wakeups",
+                "receives",
+                "w./span",
+                "spans",
+                "open",
+                "device",
+                "send",
+                "threads",
+                "iou"
+            );
+            has_title = true;
+        }
+        let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
+        let _ = writeln!(
+            out,
+            "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>8.1} {:>7.1}",
+            peer.name(),
+            of(|c| c.turns),
+            of(|c| c.enters),
+            of(|c| c.wakeups),
+            of(|c| c.receives),
+            of(|c| c.span_writes),
+            of(|c| c.spans_in_flight),
+            of(|c| c.open_us),
+            of(|c| c.device_us),
+            of(|c| c.send_us),
+            of(|c| c.threads_cpu_us),
+            of(|c| c.workers_cpu_us),
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +286,7 @@ mod tests {
             server_cpu_us: 1.0,
             server_cpu_settled_us: 1.0,
             server_rss_bytes: 0,
+            cost: None,
             volume: None,
         }
     }

@@ -4,12 +4,14 @@
 //! another meaning.
 
 pub mod events;
+mod shards;
 pub mod time;
 pub mod value;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+pub use shards::{ShardCounters, SpanCounters};
 use utoipa::ToSchema;
 use value::Value;
 
@@ -534,6 +536,12 @@ pub struct Counters {
     pub replay_ms: u64,
     /// Requests to the object store behind it; none: its backend is no object store.
     pub store: Option<StoreCounters>,
+    /// Of entries in spans of the write log.
+    #[serde(default)]
+    pub spans: SpanCounters,
+    /// How long requests waited for their turn, or for one of those that the volume works on at once to end.
+    #[serde(default)]
+    pub queued_us: u64,
     /// Quality of service.
     #[serde(default)]
     pub qos: QosCounters,
@@ -926,6 +934,9 @@ pub struct Status {
     /// once.
     #[serde(default)]
     pub longest_turn_us: u64,
+    /// What each thread of the data path has done.
+    #[serde(default)]
+    pub shards: Vec<ShardCounters>,
     /// Volumes.
     pub volumes: u64,
     /// Volumes by state.

@@ -11,10 +11,13 @@
 //! One thread owns a ring. Nothing here allocates once the table has grown to the largest number
 //! of operations under way, except for jobs (which run on the [`Worker`]).
 
+mod counts;
+
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+pub use counts::RingCounts;
 use hdcs_core::base::buf::{Buf, BufMut};
 use hdcs_core::base::io::{Done, Token};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
@@ -239,6 +242,7 @@ pub struct Ring {
     woken: Box<u64>,
     config: RingConfig,
     pending: bool,
+    counts: RingCounts,
     /// The kernel was waited for, and did not end everything.
     given_up: bool,
 }
@@ -279,6 +283,7 @@ impl Ring {
             woken: Box::new(0),
             config,
             pending: false,
+            counts: RingCounts::default(),
             given_up: false,
         };
         ring.arm_waker();
@@ -531,12 +536,15 @@ impl Ring {
             if self.uring().submission().is_empty() && !self.uring().submission().taskrun() {
                 return Ok(());
             }
+            self.counts.enters += 1;
             self.uring().submit()
         } else if let Some(timeout) = timeout {
+            self.counts.enters += 1;
             let time = Timespec::from(timeout);
             let args = SubmitArgs::new().timespec(&time);
             self.uring().submitter().submit_with_args(1, &args)
         } else {
+            self.counts.enters += 1;
             self.uring().submit_and_wait(1)
         };
         self.pending = false;
@@ -634,6 +642,7 @@ impl Ring {
         if self.config.submit == Submit::Each && self.pending && self.transfers <= DEVICE_BUSY {
             // A refusal is not lost: the entries stay queued until the next turn.
             let _ = self.uring().submit();
+            self.counts.enters += 1;
             self.pending = false;
         }
     }
@@ -716,10 +725,11 @@ impl Ring {
     }
 
     fn try_push(&mut self, entry: &squeue::Entry) -> bool {
-        let uring = self.uring();
+        let uring = self.uring.as_mut().expect("present until drop");
         if uring.submission().is_full() {
             // A refusal leaves the queue full, and the entry goes to the backlog.
             let _ = uring.submit();
+            self.counts.enters += 1;
         }
         // SAFETY: what the entry points to lives in its slot (or with the caller of an unsafe
         // method) until its completion.
@@ -754,6 +764,7 @@ impl Ring {
     }
 
     fn complete(&mut self, entry: &cqueue::Entry) {
+        self.counts.completions += 1;
         let key = entry.user_data();
         if key == NO_OPERATION {
             return;

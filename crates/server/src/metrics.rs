@@ -11,7 +11,8 @@
 use std::fmt::Write;
 
 use hdcs_api::{
-    Counters, HomeCounters, LastScrub, Latency, Scrub, Status, StoreCounters, Volume, VolumeBenefit,
+    Counters, HomeCounters, LastScrub, Latency, Scrub, ShardCounters, Status, StoreCounters,
+    Volume, VolumeBenefit,
 };
 use hdcs_core::volume::Policy;
 
@@ -21,7 +22,7 @@ use crate::control::view;
 /// The content type of what [`render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A family with samples of what volumes have one of, such as counters.
+/// A family with samples of what volumes or shards have one of, such as counters.
 struct Family<T: 'static, V: 'static = f64> {
     name: &'static str,
     kind: &'static str,
@@ -29,7 +30,7 @@ struct Family<T: 'static, V: 'static = f64> {
     samples: Samples<T, V>,
 }
 
-/// Labels beside that of the volume, and the value.
+/// Labels beside that of the volume or shard, and the value.
 type Samples<T, V> = &'static [(&'static str, fn(&T) -> V)];
 
 const fn counter<T, V>(
@@ -134,6 +135,26 @@ const OF_COUNTERS: &[Family<Counters>] = &[
         "hdcs_volume_log_spans_total",
         "Spans written to the log's device.",
         &[("", |c| c.log_spans as f64)],
+    ),
+    counter(
+        "hdcs_volume_log_entries_total",
+        "Writes, zeroes and discards whose spans became durable.",
+        &[("", |c| c.spans.entries as f64)],
+    ),
+    counter(
+        "hdcs_volume_log_spans_in_flight_total",
+        "Spans that were being written when the write of one began, that one included, summed up: by \
+         hdcs_volume_log_spans_total, how many are in flight.",
+        &[("", |c| c.spans.in_flight as f64)],
+    ),
+    counter(
+        "hdcs_volume_log_entry_seconds_total",
+        "Time of entries in spans, all entries together: until their span was sealed (`open`), and from then until it \
+         was durable (`device`). By hdcs_volume_log_entries_total, that of one write.",
+        &[
+            ("stage=\"open\"", |c| micros(c.spans.open_us)),
+            ("stage=\"device\"", |c| micros(c.spans.device_us)),
+        ],
     ),
     counter(
         "hdcs_volume_log_plain_bytes_total",
@@ -251,6 +272,11 @@ const OF_COUNTERS: &[Family<Counters>] = &[
         "1 if the last second brought less than is reserved, although there was always something to do.",
         &[("", |c| bit(c.qos.short))],
     ),
+    counter(
+        "hdcs_volume_queued_seconds_total",
+        "Time that requests have waited for their turn, or for one of those that the volume works on at once to end.",
+        &[("", |c| micros(c.queued_us))],
+    ),
     gauge(
         "hdcs_volume_requests_in_flight",
         "Requests not answered yet.",
@@ -302,6 +328,58 @@ const OF_BENEFITS: &[Family<VolumeBenefit, Option<f64>>] = &[
         &[
             ("tier=\"dram\"", |b| Some(b.dram_weight)),
             ("tier=\"ssd\"", |b| Some(b.ssd_weight)),
+        ],
+    ),
+];
+
+/// Of each thread of the data path.
+const OF_SHARDS: &[Family<ShardCounters>] = &[
+    counter(
+        "hdcs_shard_turns_total",
+        "Turns of the data path's loop.",
+        &[("", |c| c.turns as f64)],
+    ),
+    counter(
+        "hdcs_shard_wakeups_total",
+        "Times that its thread slept and was woken.",
+        &[("", |c| c.wakeups as f64)],
+    ),
+    counter(
+        "hdcs_shard_enters_total",
+        "Calls of io_uring_enter.",
+        &[("", |c| c.enters as f64)],
+    ),
+    counter(
+        "hdcs_shard_completions_total",
+        "Completions of io_uring.",
+        &[("", |c| c.completions as f64)],
+    ),
+    counter(
+        "hdcs_shard_receives_total",
+        "Receives of NBD connections that ended; each may bring several requests.",
+        &[("", |c| c.receives as f64)],
+    ),
+    counter(
+        "hdcs_shard_sends_total",
+        "Sends to NBD connections that ended; each may carry several replies.",
+        &[("", |c| c.sends as f64)],
+    ),
+    counter(
+        "hdcs_shard_replies_total",
+        "Replies sent.",
+        &[("", |c| c.replies as f64)],
+    ),
+    counter(
+        "hdcs_shard_reply_seconds_total",
+        "Time of replies from the turn in which their sending began until that in which it ended, all replies together.",
+        &[("", |c| micros(c.reply_us))],
+    ),
+    counter(
+        "hdcs_shard_cpu_seconds_total",
+        "Processor time of the data path's thread. Workers that the kernel has for it (iou-wrk, iou-sqp) are not in it.",
+        &[
+            ("mode=\"user\"", |c| micros(c.cpu_user_us)),
+            ("mode=\"system\"", |c| micros(c.cpu_system_us)),
         ],
     ),
 ];
@@ -454,6 +532,10 @@ fn seconds(millis: u64) -> f64 {
     millis as f64 / 1000.0
 }
 
+fn micros(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
 /// 1 for what is so, 0 for what is not.
 fn bit(is_so: bool) -> f64 {
     f64::from(u8::from(is_so))
@@ -500,15 +582,15 @@ impl Page {
         self.sample("", &[], value);
     }
 
-    /// Families with the samples of those volumes that have what these are of; see [`with`].
+    /// Families with the samples of those that have what these are of, by their labels; see [`with`].
     fn families<T, V: Into<Option<f64>>>(&mut self, of: &[(String, &T)], all: &[Family<T, V>]) {
         for family in all {
             self.family(family.name, family.kind, family.help);
-            for (volume, one) in of {
+            for (whose, one) in of {
                 for (labels, value) in family.samples {
                     let found: Option<f64> = value(one).into();
                     if let Some(found) = found {
-                        self.sample("", &[volume, labels], found);
+                        self.sample("", &[whose, labels], found);
                     }
                 }
             }
@@ -613,6 +695,11 @@ fn known_to_the_shard(page: &mut Page, status: &Status, volumes: &[Volume]) {
         "The longest turn of the data path in the last 30 to 60 seconds; each client has waited for so long once.",
         status.longest_turn_us as f64 / 1e6,
     );
+    let shards = status.shards.iter().enumerate();
+    let shards: Vec<_> = shards
+        .map(|(number, counters)| (label("shard", &number.to_string()), counters))
+        .collect();
+    page.families(&shards, OF_SHARDS);
     memory(page, status);
     cache(page, status);
     states(page, volumes);
@@ -817,162 +904,4 @@ fn summary(page: &mut Page, volume: &str, op: &str, latency: &Latency) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    fn page() -> String {
-        page_of(false)
-    }
-
-    /// A page of two volumes, the first of which has all that a volume may have.
-    fn page_of(has_all: bool) -> String {
-        let status: Status = serde_json::from_value(serde_json::json!({
-            "version": "0", "pid": 1, "node": "n", "data": "/d", "uptime_ms": 1500,
-            "nbd_listen": [], "connections": 0, "volumes": 2, "volumes_by_state": {},
-            "dirty_bytes": 0,
-            "memory": hdcs_api::Memory::default(),
-            "cache": hdcs_api::Cache::default(),
-        }))
-        .unwrap();
-        let volume = |name: &str, open: bool| Volume {
-            name: name.to_owned(),
-            state: if open { "healthy" } else { "error" }.to_owned(),
-            phase: String::new(),
-            reason: None,
-            trouble_ms: None,
-            number: 1,
-            uuid: String::new(),
-            bytes: 4096,
-            backend: String::new(),
-            allocated_bytes: None,
-            read_only: false,
-            mode: hdcs_api::Mode::Cache,
-            home_path: None,
-            log_path: String::new(),
-            log_bytes: 0,
-            encryption: None,
-            pins: Vec::new(),
-            pin_trouble: None,
-            benefit: open.then(|| VolumeBenefit {
-                miss_us: Some(1500.0),
-                ..VolumeBenefit::default()
-            }),
-            connections: 0,
-            settings: std::collections::BTreeMap::new(),
-            overridden: Vec::new(),
-            counters: open.then(|| Counters {
-                reads: 7,
-                store: has_all.then(Default::default),
-                home: has_all.then(Default::default),
-                ..Counters::default()
-            }),
-            latency: open.then(Default::default),
-            heat: has_all.then(|| hdcs_api::SavedHeat {
-                saved_ms: Some(1),
-                ..Default::default()
-            }),
-            scrub: open.then(|| Scrub {
-                last: has_all.then(LastScrub::default),
-                ..Scrub::default()
-            }),
-        };
-        render(&Scrape {
-            node: "n".to_owned(),
-            uptime_ms: 1500,
-            rss_bytes: 1,
-            log_lines_dropped: 0,
-            status: Some(status),
-            volumes: vec![volume("a", true), volume("b", false)],
-        })
-    }
-
-    #[test]
-    fn metrics_of_a_silent_shard_are_what_is_known_without_it() {
-        let page = render(&Scrape {
-            node: "n".to_owned(),
-            uptime_ms: 1500,
-            rss_bytes: 1,
-            log_lines_dropped: 3,
-            status: None,
-            volumes: Vec::new(),
-        });
-        assert!(page.contains("\nhdcs_shard_up 0\n"), "{page}");
-        assert!(
-            page.contains("\nhdcs_log_lines_dropped_total 3\n"),
-            "{page}"
-        );
-        assert!(!page.contains("hdcs_volume_state{"), "{page}");
-    }
-
-    #[test]
-    fn metrics_families_are_whole_and_described_once() {
-        let page = page();
-        let mut seen = BTreeSet::new();
-        let mut family = String::new();
-        for line in page.lines() {
-            if let Some(rest) = line.strip_prefix("# HELP ") {
-                let (name, help) = rest.split_once(' ').unwrap();
-                assert!(!help.is_empty(), "{name}");
-                assert!(seen.insert(name.to_owned()), "{name} is described twice");
-                family = name.to_owned();
-            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
-                let (name, kind) = rest.split_once(' ').unwrap();
-                assert_eq!(name, family);
-                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
-            } else {
-                let name = line.split(['{', ' ']).next().unwrap();
-                assert!(
-                    name.starts_with(&family),
-                    "{line} is not in family {family}"
-                );
-                let value = line.rsplit(' ').next().unwrap();
-                assert!(value.parse::<f64>().is_ok(), "{line}");
-            }
-        }
-    }
-
-    /// `HDCS_UPDATE=1 cargo test` writes the table of docs/REFERENCE.md.
-    #[test]
-    fn metrics_reference_has_not_drifted() {
-        let page = page_of(true);
-        let mut table = "\n| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
-        let mut families = page.split("# HELP ").skip(1).collect::<Vec<_>>();
-        families.sort_unstable();
-        for family in families {
-            let mut lines = family.lines();
-            let (name, help) = lines.next().and_then(|line| line.split_once(' ')).unwrap();
-            let kind = lines
-                .next()
-                .and_then(|line| line.rsplit(' ').next())
-                .unwrap();
-            let mut labels: Vec<&str> = Vec::new();
-            for label in lines.flat_map(|line| line.split(['{', ',', '}'])) {
-                match label.split_once('=') {
-                    Some((label, _)) if !labels.contains(&label) => labels.push(label),
-                    _ => {}
-                }
-            }
-            let labels = labels.join(", ");
-            writeln!(table, "| `{name}` | {kind} | {labels} | {help} |").unwrap();
-        }
-        table.push('\n');
-        hdcs_kit::documents::check_section("REFERENCE.md", "metrics", &table);
-    }
-
-    #[test]
-    fn metrics_say_what_was_counted() {
-        let page = page();
-        assert!(page.contains("hdcs_volume_requests_total{volume=\"a\",op=\"read\"} 7\n"));
-        assert!(page.contains("hdcs_volume_state{volume=\"b\",state=\"error\"} 1\n"));
-        assert!(page.contains("hdcs_uptime_seconds 1.5\n"));
-        assert!(page.contains("quantile=\"0.9999\"} 0\n"));
-        assert!(!page.contains("hdcs_volume_dirty_bytes{volume=\"b\"}"));
-    }
-
-    #[test]
-    fn metrics_labels_are_escaped() {
-        assert_eq!(label("a", "x\"\\\n"), "a=\"x\\\"\\\\\\n\"");
-    }
-}
+mod tests;

@@ -36,6 +36,10 @@ impl Nanos {
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
+    /// In whole microseconds.
+    pub const fn as_micros(self) -> u64 {
+        self.0 / 1_000
+    }
     /// In whole milliseconds.
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000

@@ -20,6 +20,7 @@
 //!
 //! The log does not know what the entries mean to readers; [`crate::volume`] indexes them.
 
+mod counts;
 mod parts;
 mod superblocks;
 
@@ -29,6 +30,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+pub use counts::SpanCounts;
 use parts::push;
 pub use parts::{Entry, Span};
 pub use superblocks::Superblocks;
@@ -67,6 +69,9 @@ struct OpenSpan {
     packing: Packing,
     first_sequence: Sequence,
     since: Nanos,
+    /// Entries of clients', and how long after `since` they were accepted, all together.
+    accepted: u64,
+    later: Nanos,
 }
 
 /// A sealed span on its way to the device.
@@ -76,6 +81,10 @@ struct Flight {
     end_sequence: Sequence,
     offset: u64,
     blocks: Vec<Buf>,
+    /// Entries of clients', how long they had been in it when it was sealed, all together, and when that was.
+    entries: u64,
+    open_time: Nanos,
+    sealed: Nanos,
     issued: bool,
     done: bool,
 }
@@ -116,6 +125,7 @@ pub struct WriteLog {
     entries_max: u64,
     /// Runs that the index has of its entries.
     runs: u64,
+    counts: SpanCounts,
     bytes_appended: u64,
     bytes_retired: u64,
     bytes_durable: u64,
@@ -152,6 +162,7 @@ impl WriteLog {
             durable_sequence: 0,
             entries_max: u64::MAX,
             runs: 0,
+            counts: SpanCounts::default(),
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
@@ -269,11 +280,11 @@ impl WriteLog {
     }
 
     /// Have the next entries, of so many data blocks, go into one span: they are one write.
-    pub fn keep_together(&mut self, entries: usize, data_blocks: usize) {
+    pub fn keep_together(&mut self, now: Nanos, entries: usize, data_blocks: usize) {
         if self.open.entries.len() + entries > SPAN_ENTRIES_MAX
             || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
         {
-            self.seal();
+            self.seal(now);
         }
     }
 
@@ -299,7 +310,7 @@ impl WriteLog {
             || self.open.entries.len() == SPAN_ENTRIES_MAX
             || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
         {
-            self.seal();
+            self.seal(now);
         }
         if self.open.entries.is_empty() {
             self.open.since = now;
@@ -339,6 +350,7 @@ impl WriteLog {
             self.open_bytes += data.len();
             self.bytes_appended += data.len() as u64;
         }
+        self.open.note_accepted(now);
         self.open.entries.push(on_device);
         push(&mut self.entries, entry, self.entries_max);
         stored_bytes
@@ -378,13 +390,14 @@ impl WriteLog {
     }
 
     /// Close the open span, if it has entries, and queue it for writing.
-    pub fn seal(&mut self) {
+    pub fn seal(&mut self, now: Nanos) {
         if self.open.entries.is_empty() {
             return;
         }
         let mut open = core::mem::take(&mut self.open);
         self.open_bytes = 0;
         open.lay_out();
+        let open_time = open.open_time(now);
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
@@ -422,6 +435,9 @@ impl WriteLog {
             end_sequence,
             offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
             blocks: data,
+            entries: open.accepted,
+            open_time,
+            sealed: now,
             issued: false,
             done: false,
         });
@@ -481,6 +497,7 @@ impl WriteLog {
         }
         let flight = self.flights.iter_mut().find(|flight| !flight.issued)?;
         flight.issued = true;
+        self.counts.begun(issued + 1);
         Some(SpanWrite {
             end: flight.end,
             offset: flight.offset,
@@ -489,7 +506,7 @@ impl WriteLog {
     }
 
     /// The span that ends at `end` is on the device. Returns whether more became durable.
-    pub fn span_written(&mut self, end: u64) -> bool {
+    pub fn span_written(&mut self, now: Nanos, end: u64) -> bool {
         let flight = self
             .flights
             .iter_mut()
@@ -500,6 +517,7 @@ impl WriteLog {
         while let Some(flight) = self.flights.front().filter(|flight| flight.done) {
             self.durable = flight.end;
             self.durable_sequence = flight.end_sequence;
+            self.counts.durable(flight, now);
             self.flights.pop_front();
         }
         if let Some(span) = self
@@ -552,7 +570,7 @@ impl WriteLog {
     /// durable once it is retired.
     pub fn abandon(&mut self) {
         self.flights.clear();
-        self.seal();
+        self.seal(self.open.since);
         self.flights.clear();
         self.durable = self.head;
     }
@@ -758,6 +776,11 @@ impl WriteLog {
             durable: self.bytes_durable,
             retired: self.bytes_retired,
         }
+    }
+
+    /// What it has counted since it was opened.
+    pub fn counts(&self) -> SpanCounts {
+        self.counts
     }
 
     /// Sync points since the log was made.

@@ -4,6 +4,7 @@ use super::write::unpersisted_bytes;
 use super::{Policy, Volume};
 use crate::base::io::Nanos;
 use crate::base::limits::SECTOR_BYTES;
+use crate::log::write_log::SpanCounts;
 
 /// Counters and gauges of one volume. Counters only grow while it is open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub struct VolumeStats {
     pub log_written_bytes: u64,
     /// Spans written.
     pub log_spans: u64,
+    /// Of entries in spans.
+    pub log_counts: SpanCounts,
     /// Bytes of data blocks that the log has taken, before they were compressed.
     pub log_plain_bytes: u64,
     /// Bytes that they have in the log.
@@ -138,6 +141,7 @@ impl Volume {
                 .map_or(Nanos(0), |since| now.since(since.min(left_out)));
             stats.unpersisted_bytes = unpersisted_bytes(log);
             stats.sync_points = log.sync_points();
+            stats.log_counts = log.counts();
             stats.index_bytes += (log.memory_bytes()
                 + self.direct.memory_bytes()
                 + self.compression.memory_bytes()) as u64;

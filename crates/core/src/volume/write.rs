@@ -324,7 +324,7 @@ impl Writes {
             return;
         }
         if self.should_seal(now, from) {
-            from.log.get_mut().seal();
+            from.log.get_mut().seal(now);
         }
         while let Some(write) = from.log.get_mut().next_write(SPANS_IN_FLIGHT_MAX) {
             from.port.stats.log_spans += 1;
@@ -479,11 +479,14 @@ impl Volume {
         if result.is_err() {
             return self.fail_log(cx);
         }
-        if self.log.has_failed() || self.log.is_given_up() || !self.log.get_mut().span_written(end)
+        let now = self.port.now;
+        if self.log.has_failed()
+            || self.log.is_given_up()
+            || !self.log.get_mut().span_written(now, end)
         {
             return;
         }
-        self.writes.note_durable(self.port.now);
+        self.writes.note_durable(now);
         self.answer_durable(cx);
         let bytes_max = self.config.resident_bytes_max;
         (self.writes.resident).trim(bytes_max, self.log.get_mut());

@@ -59,6 +59,23 @@ fn ring_tells_when_something_can_be_read() {
 }
 
 #[test]
+fn ring_counts_calls_and_completions() {
+    let mut ring = ring(4, Submit::Batch, false);
+    let before = ring.counts();
+    let (here, mut there) = UnixStream::pair().unwrap();
+    there.write_all(b"xy").unwrap();
+    ring.readable(OWNER, Token(1), here.as_raw_fd());
+    ring.readable(OWNER, Token(2), here.as_raw_fd());
+    ended(&mut ring, 2);
+    let counts = ring.counts();
+    assert!(counts.enters > before.enters);
+    assert_eq!(counts.completions - before.completions, 2);
+    // With nothing to hand over and nothing to wait for, the kernel is not called.
+    ring.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    assert_eq!(ring.counts(), counts);
+}
+
+#[test]
 fn ring_takes_more_operations_than_it_has_places() {
     let pool = Pool::new(16 << 20);
     for (submit, defer) in [

@@ -1,14 +1,17 @@
 //! What the shard reports, in the words of the API.
 
+use std::time::Duration;
+
 use hdcs_api::time::unix_ms;
 use hdcs_api::{
-    Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, StoreCounters, Volume,
-    VolumeBenefit, VolumePin,
+    Cache, Counters, HomeCounters, Latencies, Latency, Problem, QosCounters, ShardCounters,
+    SpanCounters, StoreCounters, Volume, VolumeBenefit, VolumePin,
 };
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::cache::{CacheStats, SsdFailure, SsdState};
+use hdcs_core::log::write_log::SpanCounts;
 use hdcs_core::node::qos::QosStats;
 use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats, WhenFull};
 use hdrhistogram::Histogram;
@@ -16,6 +19,7 @@ use hdrhistogram::Histogram;
 use crate::catalogue::PinnedRange;
 use crate::config::value::Word;
 use crate::shard::command::{ShardReport, VolumeReport};
+use crate::shard::counts::LoopReport;
 
 /// The word for a phase.
 pub const fn phase(phase: Phase) -> &'static str {
@@ -334,8 +338,41 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         replayed_bytes: stats.replayed_bytes,
         replay_ms: stats.replay_time.as_millis(),
         store: None,
+        spans: spans(&stats.log_counts),
+        queued_us: 0,
         qos: QosCounters::default(),
         home: None,
+    }
+}
+
+fn spans(counts: &SpanCounts) -> SpanCounters {
+    SpanCounters {
+        entries: counts.entries,
+        in_flight: counts.in_flight,
+        open_us: counts.open_time.as_micros(),
+        device_us: counts.device_time.as_micros(),
+    }
+}
+
+/// What a thread of the data path has done.
+pub fn shard(report: &LoopReport) -> ShardCounters {
+    let micros = |time: Duration| time.as_micros() as u64;
+    let LoopReport {
+        shard,
+        ring,
+        thread,
+    } = report;
+    ShardCounters {
+        turns: shard.turns,
+        wakeups: thread.wakeups,
+        enters: ring.enters,
+        completions: ring.completions,
+        receives: shard.receives,
+        sends: shard.sends,
+        replies: shard.replies,
+        reply_us: shard.reply_time.as_micros(),
+        cpu_user_us: micros(thread.user),
+        cpu_system_us: micros(thread.system),
     }
 }
 

@@ -27,6 +27,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::NOT_OPEN;
+use super::counts::LoopReport;
 use super::places::Place;
 use crate::data_dir::dirty::{Left, LogIdentity};
 use crate::scrub;
@@ -168,6 +169,8 @@ pub struct VolumeReport {
     pub connections: usize,
     /// What quality of service has counted.
     pub qos: QosStats,
+    /// How long requests have waited before it took them, all together.
+    pub queued: Nanos,
     /// What reading it costs, and how the cache weighs it.
     pub benefit: VolumeBenefit,
     /// Requests to its backend's store, if that has one.
@@ -209,6 +212,8 @@ pub struct ShardReport {
     pub connections: usize,
     /// The longest turn of the last 30 to 60 seconds.
     pub longest_turn: Nanos,
+    /// What it has done since the start.
+    pub counts: LoopReport,
 }
 
 /// Answers travel back by value; the error is a sentence for the user.

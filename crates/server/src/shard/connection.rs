@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 use std::{io, mem};
 
-use hdcs_core::base::io::Nanos;
+use hdcs_core::base::io::{Nanos, RequestId};
 use hdcs_core::node::turns::Account;
 use hdcs_device::Errno;
 use hdcs_device::ring::{Key, Owner, Ring};
@@ -27,8 +27,10 @@ use hdcs_frontend::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNum
 use rustix::net::sockopt;
 
 use super::command::{Process, Transport};
+use super::counts::ShardCounts;
 use super::leavers::Presence;
 use super::places;
+use super::served::Ended;
 
 /// Chunks in one send at most: below the kernel's 1024 vectors of one message.
 const SEND_CHUNKS_MAX: usize = 512;
@@ -142,6 +144,10 @@ pub struct Connection {
     /// Sends that have ended, and what they sent.
     sends: u64,
     sent_bytes: u64,
+    /// Replies that wait for a send, and that are being sent since then.
+    replies: u64,
+    replies_sending: u64,
+    replies_since: Nanos,
     seen: Option<Seen>,
     /// Since when its client has sent nothing any more, and may have gone.
     silent_since: Option<Nanos>,
@@ -182,17 +188,15 @@ impl Connection {
             requests: 0,
             sends: 0,
             sent_bytes: 0,
+            replies: 0,
+            replies_sending: 0,
+            replies_since: Nanos(0),
             seen: None,
             silent_since: None,
             counted: Held::default(),
             account: Account::default(),
             listed: false,
         }
-    }
-
-    /// The protocol that is spoken here.
-    pub fn session(&mut self) -> &mut dyn Session {
-        &mut *self.session
     }
 
     /// What it holds, with what its session holds.
@@ -210,6 +214,13 @@ impl Connection {
             heap_bytes: self.chunks_held.heap_bytes + queue * size_of::<Chunk>(),
             ..self.chunks_held
         }
+    }
+
+    /// A request of it has ended.
+    pub fn answered(&mut self, id: RequestId, result: Ended) {
+        self.requests -= 1;
+        self.replies += 1;
+        self.session.completed(id, result);
     }
 
     /// A receive ended.
@@ -230,9 +241,10 @@ impl Connection {
     }
 
     /// A send ended.
-    pub fn sent(&mut self, result: Result<usize, Errno>) {
+    pub fn sent(&mut self, now: Nanos, result: Result<usize, Errno>, counts: &mut ShardCounts) {
         self.sending = false;
         self.sends += 1;
+        counts.sends += 1;
         let mut bytes = match result {
             Ok(bytes) => bytes,
             Err(errno) => return self.abort(Ending::Failed(errno.to_string())),
@@ -249,6 +261,12 @@ impl Connection {
             self.chunks.pop_front();
         }
         self.sent = bytes;
+        if self.chunks.is_empty() {
+            let took = now.since(self.replies_since).0;
+            let replies = mem::take(&mut self.replies_sending);
+            counts.replies += replies;
+            counts.reply_time = counts.reply_time.plus(Nanos(took.saturating_mul(replies)));
+        }
     }
 
     /// Ask the session where it wants to receive, unless a receive is under way.
@@ -272,10 +290,12 @@ impl Connection {
     /// many connections are served in this turn. Returns whether something was sent at once, which may have freed memory.
     pub fn serve(
         &mut self,
+        now: Nanos,
         slot: u32,
         place: Option<Place>,
         served: usize,
         ring: &mut Ring,
+        counts: &mut ShardCounts,
     ) -> bool {
         if let Some(Place(address, bytes)) = place {
             let (owner, fd) = (Owner::Receive(slot), self.socket.as_raw_fd());
@@ -286,7 +306,8 @@ impl Connection {
         let sends = self.sends;
         if !self.is_broken() {
             let bytes = TURN_SEND_BYTES_MAX / served.max(1);
-            self.send(slot, bytes.clamp(SEND_BYTES_MIN, SEND_BYTES_MAX), ring);
+            let bytes = bytes.clamp(SEND_BYTES_MIN, SEND_BYTES_MAX);
+            self.send(now, slot, bytes, ring, counts);
         }
         if self.is_broken() {
             self.session.output().clear();
@@ -298,7 +319,14 @@ impl Connection {
         self.sends != sends
     }
 
-    fn send(&mut self, slot: u32, bytes_max: usize, ring: &mut Ring) {
+    fn send(
+        &mut self,
+        now: Nanos,
+        slot: u32,
+        bytes_max: usize,
+        ring: &mut Ring,
+        counts: &mut ShardCounts,
+    ) {
         if self.sending {
             return;
         }
@@ -313,11 +341,18 @@ impl Connection {
         }
         let is_all = output.is_empty();
         let total = self.make_message(bytes_max);
+        if total == 0 {
+            return;
+        }
+        if self.replies_sending == 0 {
+            self.replies_since = now;
+        }
+        self.replies_sending += mem::take(&mut self.replies);
         // What the socket takes whole needs no operation, the end of which would cost a turn. The end of an operation is
         // what brings back a connection that has more to send.
-        if is_all && (1..bytes_max).contains(&total) {
+        if is_all && total < bytes_max {
             match send_now(&self.socket, &self.message) {
-                Ok(bytes) => self.sent(Ok(bytes)),
+                Ok(bytes) => self.sent(now, Ok(bytes), counts),
                 Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
                 Err(errno) => return self.abort(Ending::Failed(errno.to_string())),
             }

@@ -29,6 +29,7 @@ use super::command::{
     Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, ShardReport,
     SnapshotFailure, VolumeSpec,
 };
+use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
@@ -259,6 +260,7 @@ impl Shard {
             flow,
             data_bytes: 0,
             requests: 0,
+            queued: Nanos(0),
             waiting: std::collections::VecDeque::new(),
             hurry: false,
             listed: false,
@@ -463,6 +465,11 @@ impl Shard {
             connections_used_bytes: state.shares.heap().held(),
             connections: self.connections.len(),
             longest_turn: self.longest_turn.get(),
+            counts: LoopReport {
+                shard: self.counts,
+                ring: self.state.ring.counts(),
+                thread: ThreadCounts::of_this_thread(),
+            },
         }
     }
 

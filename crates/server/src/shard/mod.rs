@@ -18,6 +18,7 @@ mod closed_volumes;
 pub mod command;
 mod connection;
 mod control;
+pub mod counts;
 mod heat;
 mod identity;
 mod jobs;

@@ -122,6 +122,8 @@ pub struct Served {
     pub data_bytes: u64,
     /// Requests that the volume has not answered.
     pub requests: usize,
+    /// How long requests have waited before the volume took them, all together.
+    pub queued: Nanos,
     /// Requests beyond what the volume takes at once.
     pub waiting: VecDeque<Submitted>,
     /// Whether its backend has ended something at once since it was polled.
@@ -330,6 +332,7 @@ impl Served {
             flush_latency,
             connections,
             qos,
+            queued: self.queued,
             benefit: self.volume.cached().benefit(cache),
             store: self.backend.counts(),
             image_trouble: self.backend.image_trouble(),

@@ -506,6 +506,7 @@ impl ShardState {
             && let Some(one) = served.waiting.pop_front()
         {
             served.requests += 1;
+            served.queued = served.queued.plus(self.now.since(one.arrived));
             let (id, request) = self.requests.begin(one);
             self.step(slot, Event::Request { id, request });
         }

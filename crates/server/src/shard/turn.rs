@@ -44,6 +44,7 @@ use super::command::{
 };
 use super::connection::{Connection, introduce};
 use super::control::NOT_OPEN;
+use super::counts::ShardCounts;
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
@@ -158,6 +159,7 @@ pub struct Shard {
     turns: Turns,
     /// The longest turn of late.
     pub longest_turn: LongestTurn,
+    pub counts: ShardCounts,
     /// Whether a connection has more to submit than it may in this turn, or may have now what it waits for.
     pressed: bool,
     pub listeners: Slots<Listener>,
@@ -257,6 +259,7 @@ impl Shard {
             held_until: NEVER,
             turns: Turns::default(),
             longest_turn: LongestTurn::default(),
+            counts: ShardCounts::default(),
             pressed: false,
             listeners: Slots::default(),
             look_at: NEVER,
@@ -299,6 +302,7 @@ impl Shard {
                 return;
             }
             self.state.now = self.read_clock();
+            self.counts.turns += 1;
             self.begin_turn();
             self.state.ring.reap(&mut finished);
             for one in finished.drain(..) {
@@ -452,12 +456,13 @@ impl Shard {
             }
             (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {
+                self.counts.receives += 1;
                 self.with_session(slot, |connection, host| connection.received(result, host));
                 self.hold(slot);
             }
             (Owner::Send(slot), Outcome::Count(result)) => {
                 if let Some(connection) = self.connections.get_mut(slot) {
-                    connection.sent(result);
+                    connection.sent(self.state.now, result, &mut self.counts);
                 }
                 self.list(slot);
             }
@@ -553,8 +558,7 @@ impl Shard {
             match origin {
                 Origin::Connection(slot, id) => {
                     if let Some(connection) = self.connections.get_mut(slot) {
-                        connection.requests -= 1;
-                        connection.session().completed(id, result);
+                        connection.answered(id, result);
                         self.list(slot);
                     } else {
                         self.request_of_leaver_ended(slot);
@@ -625,7 +629,9 @@ impl Shard {
             let (requests, worked) = (host.requests, host.worked);
             connection.requests += requests;
             self.turns.note(&mut connection.account, worked);
-            has_freed |= connection.serve(slot, place, count, &mut self.state.ring);
+            let ring = &mut self.state.ring;
+            has_freed |=
+                connection.serve(self.state.now, slot, place, count, ring, &mut self.counts);
             self.note_visit(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;

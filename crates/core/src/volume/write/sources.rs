@@ -85,9 +85,11 @@ impl WriteSources<'_> {
         );
         let mut pieces_left = (last - first + 1) as u16;
         let mut held_left = data.held_blocks();
-        self.log
-            .get_mut()
-            .keep_together(usize::from(pieces_left), range.block_count() as usize);
+        self.log.get_mut().keep_together(
+            now,
+            usize::from(pieces_left),
+            range.block_count() as usize,
+        );
         let mut sequence = 0;
         for piece in first..=last {
             let whole = SectorRange::new(piece * piece_sectors, piece_sectors);

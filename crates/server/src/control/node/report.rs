@@ -162,6 +162,7 @@ impl Node {
             volume.counters = Some(Counters {
                 store: found.store.as_ref().map(view::store),
                 qos: view::qos(&found.qos),
+                queued_us: found.queued.as_micros(),
                 home: found.home.as_ref().map(view::home),
                 copy_remaining_bytes: self.copies.left_bytes(&volume.name, found),
                 ..view::counters(&found.stats, rate)
@@ -204,7 +205,8 @@ impl Node {
             uptime_ms: self.started.elapsed().as_millis() as u64,
             nbd_listen: self.nbd_listen.clone(),
             connections: report.connections as u64,
-            longest_turn_us: report.longest_turn.0 / 1000,
+            longest_turn_us: report.longest_turn.as_micros(),
+            shards: vec![view::shard(&report.counts)],
             volumes: views.len() as u64,
             volumes_by_state,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),
