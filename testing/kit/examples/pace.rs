@@ -33,6 +33,8 @@ fn set(model: &mut Model, millis: &mut u64, word: &str) {
         }
         // Size of each log.
         "mib" => *model = model.clone().with_log_bytes(number() << 20),
+        // Size of each volume.
+        "volume_mib" => model.config.bytes = number() << 20,
         // Of the first client.
         "depth" => model.loads[0].depth = number() as usize,
         "blocks" => model.loads[0].blocks = number(),
@@ -77,7 +79,7 @@ fn show(report: &Report, millis: u64) {
     let rates = report.write_rates(late.clone(), 100);
     println!(
         "second half: {:.0} writes/s, p50 {:.0} µs, p99 {:.0} µs, variation of 100 ms {:.3}, fill {:?}; \
-         processor {:.2}, {} turns, {} spans, throttled {} ms",
+         processor {:.2}, {} turns, {} spans, throttled {} ms, log reads {} MiB",
         report.write_iops(late.clone()),
         report.write_latency(late.clone(), 500),
         report.write_latency(late.clone(), 990),
@@ -87,6 +89,7 @@ fn show(report: &Report, millis: u64) {
         report.turns,
         report.spans,
         report.throttled.as_millis(),
+        report.log_read_bytes >> 20,
     );
 }
 

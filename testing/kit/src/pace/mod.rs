@@ -193,6 +193,7 @@ impl Model {
         self.config.log_bytes = other.log_bytes;
         self.config.log_entries_max = other.log_entries_max;
         self.config.resident_bytes_max = other.resident_bytes_max;
+        self.pool_bytes = 4 * other.resident_bytes_max as usize;
         self
     }
 
@@ -570,6 +571,7 @@ impl<'a> World<'a> {
         match action {
             Action::LogRead { token, offset, buf } => {
                 self.now = self.now.plus(costs.log_read);
+                self.report.log_read_bytes += buf.len() as u64;
                 let end = self.log.transfer(self.now, buf.len() as u64, false);
                 let done = Done::Read(self.read_log(number, offset, buf));
                 self.complete(end, number, token, done);

@@ -35,6 +35,8 @@ pub struct Report {
     pub turns: u64,
     /// Spans written by all volumes.
     pub spans: u64,
+    /// Bytes that were read from the log.
+    pub log_read_bytes: u64,
     /// Time that writes waited to be admitted, in all.
     pub throttled: Nanos,
     pub(super) answers: Vec<Answer>,
