@@ -7,4 +7,5 @@ pub mod cache;
 pub mod documents;
 pub mod home;
 pub mod lz4;
+pub mod pace;
 pub mod volume;

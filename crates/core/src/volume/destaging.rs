@@ -403,6 +403,7 @@ impl Destaging {
         let parts = plan.parts.clone();
         let mut gathered = Vec::with_capacity(parts.len());
         let (mut reads, mut waits) = (Vec::new(), Vec::new());
+        let first = first_in_log(&parts, from.log.get());
         for (index, part) in parts.iter().enumerate() {
             let log = from.log.get();
             let entry = log.entry(part.sequence);
@@ -414,7 +415,7 @@ impl Destaging {
             let blocks = entry.positions(part.range);
             let position = blocks.start;
             let packed = Packed::of(entry);
-            let mut source = self.chunks.find(&blocks, log);
+            let mut source = self.chunks.find(&blocks, first, log);
             if let Source::Chunk(chunk) = &source {
                 source = self.read_chunk(chunk, from, cx);
             }
@@ -904,6 +905,14 @@ impl Volume {
             _ => None,
         }
     }
+}
+
+/// Where the first of these parts begins in the log.
+fn first_in_log(parts: &[Part], log: &WriteLog) -> u64 {
+    let positions = parts
+        .iter()
+        .map(|part| log.entry(part.sequence).positions(part.range).start);
+    positions.min().unwrap_or(0)
 }
 
 /// A buffer from the common pool, of which a quarter is left to clients.

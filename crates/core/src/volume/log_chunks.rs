@@ -3,7 +3,9 @@
 //!
 //! Items come in the order of the log, so a chunk is read once, serves the items that need it
 //! within a short time, and gives way to the ones behind it. A chunk of which little is needed,
-//! because most of it was overwritten since, is not worth reading: its parts are read one by one.
+//! because most of it was overwritten since, is not worth reading: its parts are read one by one. So are parts far behind
+//! the first of their item, which neighbour it in the volume alone: their chunk would be dropped before its turn, and
+//! drop those whose turn it is.
 //!
 //! Invariants:
 //! 1. Memory is bounded: [`CHUNKS_MAX`] chunks; one that is being read is never dropped.
@@ -25,6 +27,9 @@ const CHUNK_BLOCKS: u64 = 64;
 const NEEDED_DIVISOR: u64 = 4;
 /// Chunks in memory at most.
 const CHUNKS_MAX: usize = 8;
+/// A part is read with its chunk if that begins within so many blocks of its item's first part: a largest item that was
+/// written in one go, and half of what may be in memory.
+const NEAR_BLOCKS: u64 = CHUNK_BLOCKS * CHUNKS_MAX as u64 / 2;
 
 /// A part of an item that waits for its chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,8 +112,8 @@ impl LogChunks {
         }
     }
 
-    /// Where `blocks` of the log can be had.
-    pub(super) fn find(&mut self, blocks: &Range<u64>, log: &WriteLog) -> Source {
+    /// Where `blocks` of the log can be had, for an item whose parts in the log begin at `first`.
+    pub(super) fn find(&mut self, blocks: &Range<u64>, first: u64, log: &WriteLog) -> Source {
         // What goes along from behind the plan's spans is read alone.
         if blocks.start >= self.bounds.end {
             return Source::Alone;
@@ -126,7 +131,8 @@ impl LogChunks {
             Some(Chunk::Reading(_)) => return Source::Later(chunk.start),
             None => {}
         }
-        if self.is_worth_reading(&chunk) && self.make_room() {
+        let is_near = chunk.start < first + NEAR_BLOCKS;
+        if is_near && self.is_worth_reading(&chunk) && self.make_room() {
             Source::Chunk(chunk)
         } else {
             Source::Alone

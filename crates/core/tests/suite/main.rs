@@ -25,6 +25,7 @@ mod volume {
     mod health;
     mod heat;
     mod narrow;
+    mod pace;
     mod policy;
     mod promote_hits;
     mod ranges;
