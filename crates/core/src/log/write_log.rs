@@ -751,6 +751,11 @@ impl WriteLog {
         self.open_bytes
     }
 
+    /// Entries of the open span.
+    pub fn open_entries(&self) -> usize {
+        self.open.entries.len()
+    }
+
     /// When the open span's oldest entry was accepted, if it has one.
     pub fn open_since(&self) -> Option<Nanos> {
         (!self.open.entries.is_empty()).then_some(self.open.since)

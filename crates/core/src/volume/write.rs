@@ -8,6 +8,7 @@
 //! falls without a step and settles where both rates are equal.
 
 mod flush_habit;
+mod group_commit;
 mod resident;
 mod sources;
 mod throttle;
@@ -16,6 +17,7 @@ mod waiters;
 use alloc::collections::VecDeque;
 
 use flush_habit::FlushHabit;
+use group_commit::{Gathered, GroupCommit};
 use resident::Resident;
 use sources::{Room, WriteSources};
 use throttle::Throttle;
@@ -35,10 +37,6 @@ use crate::log::write_log::{Entry, FLIGHTS_MAX, WriteLog};
 
 /// Comparisons in one step of writes that had to wait until they can go past the log: some ten microseconds.
 const DRAINED_LOOKS_MAX: usize = 8 * STEP_WORK_MAX;
-/// With a span in flight, another is begun only for so many bytes: small writes gather.
-const SECOND_SPAN_BYTES: usize = 32 << 10;
-/// Spans in flight at most while they are small.
-const SMALL_SPANS_IN_FLIGHT_MAX: usize = 4;
 /// A span that nobody waits for is written when it has so many bytes.
 const LAZY_SPAN_BYTES: usize = 512 << 10;
 /// The same of a client that flushes often: the flush then waits for a short span only.
@@ -62,6 +60,7 @@ pub(super) struct Writes {
     throttle: Throttle,
     pub(super) waiters: Waiters,
     flush_habit: FlushHabit,
+    group_commit: GroupCommit,
     pub(super) resident: Resident,
     /// When something became durable the last time.
     durable_since: Nanos,
@@ -269,6 +268,7 @@ impl Writes {
             self.throttle.schedule_next(now, fill, blocks, pace);
         }
         if fua || self.is_on_write(from.config.persist) {
+            self.group_commit.came();
             self.waiters.wait(Waiter {
                 until: sequence + 1,
                 id,
@@ -333,6 +333,7 @@ impl Writes {
                 .iter()
                 .map(|block| block.len() as u64)
                 .sum::<u64>();
+            self.group_commit.begun(now, write.end);
             let token = from.port.begin(Op::Span { end: write.end });
             cx.actions.push(Action::LogWrite {
                 token,
@@ -351,19 +352,37 @@ impl Writes {
         if flights >= SPANS_IN_FLIGHT_MAX {
             return false;
         }
-        let gathered =
-            flights == 0 || (bytes >= SECOND_SPAN_BYTES && flights < SMALL_SPANS_IN_FLIGHT_MAX);
-        let awaited = (self.waiters.until()).is_some_and(|until| is_open(until, log))
-            || from.destaging.wants_seal(log)
+        let is_client_waiting = (self.waiters.until()).is_some_and(|until| is_open(until, log));
+        let is_awaited = from.destaging.wants_seal(log)
             || from.direct.path().is_draining()
-            || from.phase == Phase::Closing;
-        (awaited && gathered)
+            || from.phase == Phase::Closing
+            || !self.admission.is_empty();
+        let gathered = || {
+            self.group_commit.is_enough(
+                now,
+                Gathered {
+                    entries: log.open_entries(),
+                    bytes,
+                    since,
+                    flights,
+                    waiting: self.waiters.len(),
+                },
+            )
+        };
+        (is_awaited && flights == 0)
+            || ((is_client_waiting || is_awaited) && gathered())
             || (flights == 0
                 && bytes >= EARLY_SPAN_BYTES
                 && self.flush_habit.is_often(log.bytes().appended))
             || bytes >= LAZY_SPAN_BYTES
             || now >= since.plus(lazy_age(from.config))
-            || (!self.admission.is_empty() && gathered)
+    }
+
+    /// When the open span is written though nothing more comes, if a client waits for it.
+    fn gathers_until(&self, log: &WriteLog) -> Option<Nanos> {
+        let since = log.open_since().filter(|_| log.flights() == 0)?;
+        let until = self.waiters.until()?;
+        is_open(until, log).then(|| self.group_commit.until(since))
     }
 }
 
@@ -480,6 +499,7 @@ impl Volume {
             return self.fail_log(cx);
         }
         let now = self.port.now;
+        self.writes.group_commit.ended(now, end);
         if self.log.has_failed()
             || self.log.is_given_up()
             || !self.log.get_mut().span_written(now, end)
@@ -495,7 +515,10 @@ impl Volume {
     /// Answer what waited for what is durable now.
     pub(super) fn answer_durable(&mut self, cx: &mut Context<'_>) {
         let durable = self.log.get().durable_sequence();
+        let waited = self.writes.waiters.len();
         let promised = (self.writes.waiters).answer(durable, &mut self.port, cx);
+        let answered = waited - self.writes.waiters.len();
+        self.writes.group_commit.answered(self.port.now, answered);
         if promised {
             // The client counts on it from now on: what it sends next must not be in the backend without it. One sync
             // point is enough for all that are acknowledged together, and there is none if nothing follows.
@@ -584,6 +607,14 @@ impl Volume {
         self.writes.is_on_write(self.config.persist)
     }
 
+    /// How long clients with much under way need not be heard, while a span is being written; 0 if none is.
+    pub fn deaf_time(&self) -> Nanos {
+        if self.log.get().flights() == 0 {
+            return Nanos(0);
+        }
+        self.writes.group_commit.deaf_time()
+    }
+
     pub(super) fn write_wakeup(&self) -> Option<Nanos> {
         let log = self.log.get();
         if self.direct.is_direct() && !self.writes.admission.is_empty() {
@@ -592,6 +623,7 @@ impl Volume {
         if self.log.has_failed() || self.log.is_given_up() {
             return None;
         }
+        let gathers = self.writes.gathers_until(log);
         let lazy = log
             .open_since()
             .filter(|_| log.flights() < SPANS_IN_FLIGHT_MAX)
@@ -605,7 +637,7 @@ impl Volume {
                 Admission::Now | Admission::Blocked | Admission::Full => None,
             }
         });
-        [lazy, admission, self.end_mark_at()]
+        [gathers, lazy, admission, self.end_mark_at()]
             .into_iter()
             .flatten()
             .min()

@@ -22,6 +22,7 @@ mod volume {
     mod failed_log;
     mod filling;
     mod fua;
+    mod group_commit;
     mod health;
     mod heat;
     mod narrow;

@@ -76,8 +76,6 @@ const CONGESTED_REQUESTS_MAX: usize = 16;
 /// Share of the pool that clients' data may take up, as a divisor: the rest is for destage, for the
 /// caches, and for what the core reads beside.
 const CLIENTS_SHARE: u64 = 2;
-/// How long its next requests may gather: less than a durable write takes, which they wait for.
-const HOLD_MAX: Nanos = Nanos::from_micros(40);
 /// The longest turn is looked for in this period and in the one before.
 const TURN_PERIOD: Nanos = Nanos::from_millis(30_000);
 /// Tokens of the shard's own backend operations; the core counts from zero.
@@ -525,11 +523,11 @@ impl Shard {
             return;
         }
         let number = connection.volume();
-        let volume = number.and_then(|number| self.state.numbers.get(&number));
-        let served = volume.and_then(|&volume| self.state.volumes.get(volume));
-        if served.is_some_and(|served| served.log_operations > 0) {
+        let served = number.and_then(|number| self.state.served(number));
+        let deaf_time = served.map_or(Nanos(0), |served| served.volume.deaf_time());
+        if deaf_time > Nanos(0) {
             self.held.push(slot);
-            self.held_until = self.held_until.min(self.state.now.plus(HOLD_MAX));
+            self.held_until = self.held_until.min(self.state.now.plus(deaf_time));
         }
     }
 

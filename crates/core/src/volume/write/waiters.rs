@@ -35,6 +35,11 @@ impl Waiters {
         self.waiters.push_back(waiter);
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
     /// What the last one waits for.
     pub(super) fn until(&self) -> Option<Sequence> {
         self.waiters.back().map(|last| last.until)
