@@ -24,7 +24,7 @@ use crate::results::Directory;
 use crate::{performance, plot, replay, report, steady};
 
 /// A run that a stall of the device has spoiled is repeated so often.
-const REPEATS_MAX: u32 = 3;
+const REPEATS_MAX: usize = 3;
 
 /// What to compare.
 #[derive(Args, Debug)]
@@ -300,28 +300,20 @@ impl Run<'_> {
         watch: &mut Watch,
         findings: &mut Findings,
     ) -> Result<Sample> {
-        for attempt in 0.. {
-            let at = |error| Failure::new(format!("{} on {}: {error}", profile.name, peer.name()));
+        let at = |error| Failure::new(format!("{} on {}: {error}", profile.name, peer.name()));
+        let run = || {
             let sample = self
                 .measure(peers, profile, peer, repetition, watch)
                 .map_err(at)?;
             eprintln!("bench: {}", report::one_line(&sample));
-            let Some(why) = &sample.stalled else {
-                return Ok(sample);
-            };
-            eprintln!("bench: {why}");
-            if attempt == REPEATS_MAX {
-                return Ok(sample);
+            if let Some(why) = &sample.stalled {
+                eprintln!("bench: {why}");
             }
-            findings.repeated.push(Repeated {
-                profile: sample.profile,
-                peer: sample.peer,
-                repetition,
-                iops: sample.outcome.iops,
-                why: why.clone(),
-            });
-        }
-        unreachable!("the loop ends by itself")
+            Ok(sample)
+        };
+        let (sample, repeated) = until_steady(run)?;
+        findings.repeated.extend(repeated);
+        Ok(sample)
     }
 
     /// One run.
@@ -374,5 +366,65 @@ impl Run<'_> {
             stalled: watch.verdict(stall_ms, [probed_before, probed_after]),
             outcome,
         })
+    }
+}
+
+/// Run until the device has not stalled meanwhile, or as often as is worth it: the last run, and those before it.
+fn until_steady(mut run: impl FnMut() -> Result<Sample>) -> Result<(Sample, Vec<Repeated>)> {
+    let mut repeated = Vec::new();
+    let mut sample = run()?;
+    while let Some(why) = &sample.stalled
+        && repeated.len() < REPEATS_MAX
+    {
+        repeated.push(Repeated {
+            profile: sample.profile.clone(),
+            peer: sample.peer.clone(),
+            repetition: sample.repetition,
+            iops: sample.outcome.iops,
+            why: why.clone(),
+        });
+        sample = run()?;
+    }
+    Ok((sample, repeated))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::tests::sample;
+
+    /// Runs of which the first so many stalled; the run that counts, and what was repeated.
+    fn with_stalls(count: u32) -> (Sample, Vec<Repeated>) {
+        let mut runs = 0;
+        until_steady(|| {
+            runs += 1;
+            let cell = ("randwrite-qd32", Peer::OnWrite);
+            Ok(Sample {
+                stalled: (runs <= count).then(|| format!("stall {runs}")),
+                ..sample(cell, Place::Disk, 2, f64::from(runs))
+            })
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn run_that_a_stall_has_spoiled_is_repeated_and_said() {
+        let (sample, repeated) = with_stalls(0);
+        assert!(sample.outcome.iops < 1.5 && repeated.is_empty());
+        let (sample, repeated) = with_stalls(2);
+        assert!(sample.stalled.is_none() && sample.outcome.iops > 2.5);
+        let whys: Vec<_> = repeated.iter().map(|one| one.why.as_str()).collect();
+        assert_eq!(whys, ["stall 1", "stall 2"]);
+        assert_eq!(
+            (repeated[0].repetition, repeated[0].profile.as_str()),
+            (2, "randwrite-qd32")
+        );
+    }
+
+    #[test]
+    fn device_that_always_stalls_ends_the_repeating_and_the_run_says_so() {
+        let (sample, repeated) = with_stalls(100);
+        assert_eq!(repeated.len(), REPEATS_MAX);
+        assert_eq!(sample.stalled.as_deref(), Some("stall 4"));
     }
 }

@@ -151,6 +151,15 @@ fn repetitions(findings: &Findings) -> String {
     }
 }
 
+/// A processor time; results of before it was taken have none.
+fn known(micros: f64) -> String {
+    if micros > 0.0 {
+        format!("{micros:.1}")
+    } else {
+        String::new()
+    }
+}
+
 /// A median with the least and the most.
 fn cell(values: Option<[f64; 3]>, digits: usize) -> String {
     values.map_or_else(String::new, |[middle, least, most]| {
@@ -210,9 +219,10 @@ fn costs(out: &mut String, findings: &Findings) {
         "## What a request costs\n\nMedians, as HDCS counts them (`hdcs_shard_…`, `hdcs_volume_log_…` in \
          [REFERENCE](REFERENCE.md)). Turns, calls of\n`io_uring_enter`, wakeups and receives are for one request. Times \
          are in µs: of a write in the open span, from there\nuntil it is durable, and of sending its reply; processor \
-         time of the node's threads, and of the kernel's workers for its\nio_uring.\n\n| where | load | face | turns | \
-         enters | wakeups | receives | writes per span | spans in flight | open | device | send | threads | workers |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+         time of the data path's thread, of all threads of the node\n(writers of the log among them), and of the \
+         kernel's workers for its io_uring.\n\n| where | load | face | turns | \
+         enters | wakeups | receives | writes per span | spans in flight | open | device | send | shard | threads | workers |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (place, profile, peer, samples) in cells(findings) {
         let costs: Vec<Cost> = samples.iter().filter_map(|sample| sample.cost).collect();
@@ -222,7 +232,7 @@ fn costs(out: &mut String, findings: &Findings) {
         let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} | {:.2} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} |",
+            "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} | {:.2} | {:.0} | {:.0} | {:.0} | {} | {:.1} | {:.1} |",
             place.name(),
             profile.name,
             peer.name(),
@@ -235,6 +245,7 @@ fn costs(out: &mut String, findings: &Findings) {
             of(|c| c.open_us),
             of(|c| c.device_us),
             of(|c| c.send_us),
+            known(of(|c| c.shard_cpu_us)),
             of(|c| c.threads_cpu_us),
             of(|c| c.workers_cpu_us),
         );

@@ -249,7 +249,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
         if !has_title {
             let _ = writeln!(
                 out,
-                "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
+                "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>7} {:>8} {:>7}",
                 "for a request",
                 "turns",
                 "enters",
@@ -260,6 +260,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
                 "open",
                 "device",
                 "send",
+                "shard",
                 "threads",
                 "iou"
             );
@@ -268,7 +269,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
         let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
         let _ = writeln!(
             out,
-            "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>8.1} {:>7.1}",
+            "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>7.1} {:>8.1} {:>7.1}",
             peer.name(),
             of(|c| c.turns),
             of(|c| c.enters),
@@ -279,6 +280,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
             of(|c| c.open_us),
             of(|c| c.device_us),
             of(|c| c.send_us),
+            of(|c| c.shard_cpu_us),
             of(|c| c.threads_cpu_us),
             of(|c| c.workers_cpu_us),
         );
