@@ -33,7 +33,10 @@ pub struct Cost {
     pub device_us: f64,
     /// Of a reply from the turn in which its sending began until that in which it ended.
     pub send_us: f64,
-    /// Processor time of the node's own threads, in microseconds.
+    /// Processor time of the data path's threads, in microseconds.
+    #[serde(default)]
+    pub shard_cpu_us: f64,
+    /// The same of all of the node's own threads: writers of the log are among them.
     pub threads_cpu_us: f64,
     /// The same of the kernel's workers for its io_uring.
     pub workers_cpu_us: f64,
@@ -89,6 +92,7 @@ impl Meter {
                 grown("hdcs_shard_reply_seconds_total"),
                 grown("hdcs_shard_replies_total"),
             ) * 1e6,
+            shard_cpu_us: each(grown("hdcs_shard_cpu_seconds_total")) * 1e6,
             threads_cpu_us: each(threads_us),
             workers_cpu_us: each(workers_us),
             span_writes: per(entries, spans),

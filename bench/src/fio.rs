@@ -6,11 +6,12 @@
 //! process of its own, which is fio's default: as a thread (`--thread`) it reaches half as many durable
 //! writes over NBD at depth 32, since its requests come one by one and each wakes the server.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::{Context, Failure, Result};
@@ -63,12 +64,14 @@ pub struct Load {
     pub bytes_max: Option<u64>,
     /// Stop after so many seconds; `None`: when the range has been covered once.
     pub seconds: Option<u32>,
+    /// As a thread of fio's instead of a process: see the module.
+    pub thread: bool,
     /// Seed of offsets and data.
     pub seed: u64,
 }
 
 /// Latency in microseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
     /// Mean.
     pub mean: f64,
@@ -83,7 +86,7 @@ pub struct Latency {
 }
 
 /// What one run gave.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Requests a second.
     pub iops: f64,
@@ -114,6 +117,7 @@ impl Load {
             span_bytes,
             bytes_max: None,
             seconds: None,
+            thread: false,
             seed: 1,
         }
     }
@@ -180,6 +184,9 @@ impl Load {
         if self.seconds.is_some() && self.bytes_max.is_none() {
             arguments.push("--time_based".into());
         }
+        if self.thread {
+            arguments.push("--thread".into());
+        }
         if self.rw == "write" {
             arguments.push("--refill_buffers".into());
         }
@@ -217,6 +224,37 @@ impl Load {
         let mut outcome = outcome_of(&report, self.rw).context(raw.display())?;
         outcome.client_cpu_us = cpu_us / outcome.requests.max(1) as f64;
         Ok(outcome)
+    }
+}
+
+/// Loads that ran at once, as one: what they did together, and the latency of the slowest.
+pub fn together(outcomes: &[Outcome]) -> Outcome {
+    let sum = |value: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(value).sum::<f64>();
+    let most = |value: fn(&Latency) -> f64| {
+        let values = outcomes.iter().map(|one| value(&one.latency));
+        values.fold(0.0, f64::max)
+    };
+    let requests: u64 = outcomes.iter().map(|one| one.requests).sum();
+    let mean = |value: &dyn Fn(&Outcome) -> f64| {
+        sum(&|one| value(one) * one.requests as f64) / requests.max(1) as f64
+    };
+    let mut histogram: BTreeMap<u64, u64> = BTreeMap::new();
+    for (ns, count) in outcomes.iter().flat_map(|one| &one.histogram) {
+        *histogram.entry(*ns).or_default() += count;
+    }
+    Outcome {
+        iops: sum(&|one| one.iops),
+        requests,
+        latency: Latency {
+            mean: mean(&|one| one.latency.mean),
+            p50: most(|latency| latency.p50),
+            p99: most(|latency| latency.p99),
+            p999: most(|latency| latency.p999),
+            p9999: most(|latency| latency.p9999),
+        },
+        sync_mean: None,
+        client_cpu_us: mean(&|one| one.client_cpu_us),
+        histogram: histogram.into_iter().collect(),
     }
 }
 
@@ -293,6 +331,28 @@ mod tests {
         assert!((outcome.latency.p9999 - 5.0).abs() < 1e-9);
         assert!((outcome.sync_mean.unwrap() - 7.0).abs() < 1e-9);
         assert_eq!(outcome.histogram, [(1000, 497), (2000, 3)]);
+    }
+
+    #[test]
+    fn loads_that_ran_at_once_are_one() {
+        let outcome = |requests, mean, p99| Outcome {
+            iops: 10.0,
+            requests,
+            latency: Latency {
+                mean,
+                p99,
+                ..Latency::default()
+            },
+            client_cpu_us: 2.0,
+            histogram: vec![(5, requests)],
+            ..Outcome::default()
+        };
+        let all = together(&[outcome(30, 1.0, 7.0), outcome(10, 5.0, 9.0)]);
+        assert_eq!((all.requests, all.histogram), (40, vec![(5, 40)]));
+        assert!((all.iops - 20.0).abs() < 1e-9);
+        assert!((all.latency.mean - 2.0).abs() < 1e-9);
+        assert!((all.latency.p99 - 9.0).abs() < 1e-9);
+        assert!((all.client_cpu_us - 2.0).abs() < 1e-9);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod compare;
 mod cost;
 mod crash;
 mod demo;
+mod disk;
 mod encryption;
 mod failure;
 mod fio;
@@ -23,6 +24,7 @@ mod nbd;
 mod node;
 mod options;
 mod peers;
+mod performance;
 mod plot;
 mod policies;
 mod process;
@@ -30,6 +32,7 @@ mod profiles;
 mod replay;
 mod report;
 mod results;
+mod rows;
 mod shared;
 mod steady;
 mod storage;
@@ -46,6 +49,8 @@ use clap::Parser;
 enum Job {
     /// Every peer under every profile, side by side.
     Compare(compare::Options),
+    /// Make docs/PERFORMANCE.md of the results of comparisons.
+    Performance(performance::Options),
     /// HDCS before a real Ceph, beside librbd straight to it.
     #[cfg(feature = "stores")]
     Ceph(before::Options),
@@ -81,6 +86,7 @@ enum Job {
 fn main() -> ExitCode {
     let result = match Job::parse() {
         Job::Compare(options) => compare::run(&options),
+        Job::Performance(options) => performance::run(&options),
         #[cfg(feature = "stores")]
         Job::Ceph(options) => before::run(Store::Ceph, &options),
         #[cfg(feature = "stores")]

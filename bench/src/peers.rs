@@ -7,28 +7,110 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
 use crate::cost::Meter;
 use crate::failure::{Context, Result};
-use crate::fio::{Load, Target};
+use crate::fio::{self, Load, Outcome, Target};
 use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::process::{Server, Usage};
 use crate::profiles::{CACHE_LINE_BYTES, Profile};
+use crate::results::Directory;
 
-/// Size of every peer's disk.
-pub const DISK_BYTES: u64 = 2 << 30;
-/// Size of the volume of misses: so large that few reads hit what an earlier one brought in.
-const MISS_DISK_BYTES: u64 = 8 << 30;
-/// Reads of one run of misses, for the same reason.
+/// Sizes that a comparison is measured with.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Every peer's disk.
+    pub disk_bytes: u64,
+    /// The volume of misses: so large that few reads hit what an earlier one brought in.
+    miss_disk_bytes: u64,
+    /// The range of reads that are meant to hit: it fits the DRAM tier of one node and the SSD tier of the other.
+    hit_span_bytes: u64,
+    /// Logs that take a whole run of writes, so that the run measures the log and not the destage; that is what
+    /// `sustained` and `steady` are for.
+    log_bytes: u64,
+    /// Writes of one run at most: with those that warm up, below the share of the log at which writes are slowed.
+    written_bytes_max: u64,
+    /// Each of four volumes that are written at once, and its log.
+    four_disk_bytes: u64,
+    four_log_bytes: u64,
+    /// A volume whose log is overrun, and its log.
+    sustained_disk_bytes: u64,
+    sustained_log_bytes: u64,
+}
+
+impl Sizes {
+    /// On a disk.
+    const LARGE: Self = Self {
+        disk_bytes: 2 << 30,
+        miss_disk_bytes: 8 << 30,
+        hit_span_bytes: 1 << 30,
+        log_bytes: 2 << 30,
+        written_bytes_max: 1 << 30,
+        four_disk_bytes: 512 << 20,
+        four_log_bytes: 1 << 30,
+        sustained_disk_bytes: 1 << 30,
+        sustained_log_bytes: 256 << 20,
+    };
+    /// In memory, and of a short run.
+    const SMALL: Self = Self {
+        disk_bytes: 512 << 20,
+        miss_disk_bytes: 1 << 30,
+        hit_span_bytes: 256 << 20,
+        log_bytes: 2 << 30,
+        written_bytes_max: 1 << 30,
+        four_disk_bytes: 256 << 20,
+        four_log_bytes: 512 << 20,
+        sustained_disk_bytes: 256 << 20,
+        sustained_log_bytes: 64 << 20,
+    };
+
+    /// For a place, and a short run.
+    pub fn of(place: Place, is_quick: bool) -> Self {
+        match place {
+            Place::Disk if !is_quick => Self::LARGE,
+            Place::Disk | Place::Memory => Self::SMALL,
+        }
+    }
+}
+
+/// Reads of one run of misses, for the same reason as that their volume is large.
 const MISSES_MAX: u64 = 64 << 10;
-/// The range of reads that are meant to hit: it fits the DRAM tier of one node and the SSD tier of
-/// the other.
-const HIT_SPAN_BYTES: u64 = 1 << 30;
-/// Logs that take a whole run of writes, so that the run measures the log and not the destage;
-/// that is what `steady` is for.
-const LOG_BYTES: u64 = 2 << 30;
-/// Writes of one run at most: well below the share of the log at which writes are slowed.
-const WRITTEN_BYTES_MAX: u64 = 1 << 30;
+/// How often a sustained load overruns the log, and how long it may take.
+const OVERRUN: u64 = 4;
+const SUSTAINED_SECONDS_MAX: u32 = 60;
+/// A run that warms up writes this share of what the run itself may write.
+const WARM_SHARE: u64 = 8;
+/// Volumes that are written at once.
+const FOUR: u32 = 4;
+/// What is a file system in memory everywhere.
+pub const MEMORY: &str = "/dev/shm";
+
+/// What logs, backends and the cache device lie on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// The device of the data directory.
+    Disk,
+    /// Memory (tmpfs, which takes `O_DIRECT` since Linux 6.6): the device costs nothing and does not stall, so what is
+    /// left is the processor.
+    Memory,
+}
+
+impl Place {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Disk, Self::Memory];
+
+    /// Name in results, and of the option.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Memory => "memory",
+        }
+    }
+}
 
 /// One contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,11 +131,17 @@ pub enum Peer {
     SsdHit,
     /// HDCS, reads that its caches have not.
     Miss,
+    /// HDCS, four volumes at once, each with the whole load.
+    Four,
+    /// HDCS with a small log that is overrun, over a file on the same device.
+    Sustained,
+    /// The same over a file in memory.
+    SustainedMemory,
 }
 
 impl Peer {
     /// All of them, in the order of the tables.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Device,
         Self::Nbdkit,
         Self::Qemu,
@@ -62,6 +150,9 @@ impl Peer {
         Self::DramHit,
         Self::SsdHit,
         Self::Miss,
+        Self::Four,
+        Self::Sustained,
+        Self::SustainedMemory,
     ];
 
     /// Name in results.
@@ -75,6 +166,9 @@ impl Peer {
             Self::DramHit => "hdcs-dram-hit",
             Self::SsdHit => "hdcs-ssd-hit",
             Self::Miss => "hdcs-miss",
+            Self::Four => "hdcs-four",
+            Self::Sustained => "hdcs-sustained",
+            Self::SustainedMemory => "hdcs-sust-mem",
         }
     }
 
@@ -83,13 +177,16 @@ impl Peer {
         !matches!(self, Self::Device | Self::Nbdkit | Self::Qemu)
     }
 
-    /// Whether the profile makes sense on it.
-    pub fn takes(self, profile: &Profile) -> bool {
-        match self {
-            Self::Device | Self::Nbdkit | Self::Qemu => true,
-            Self::OnWrite | Self::OnFlush => !profile.reads(),
-            Self::DramHit | Self::SsdHit | Self::Miss => profile.reads(),
-        }
+    /// Whether it is measured under a profile there.
+    pub fn takes(self, profile: &Profile, place: Place) -> bool {
+        let is_there = match place {
+            Place::Disk => true,
+            Place::Memory => {
+                use Peer::{DramHit, Four, Nbdkit, OnFlush, OnWrite};
+                profile.in_memory && matches!(self, Nbdkit | OnWrite | OnFlush | DramHit | Four)
+            }
+        };
+        is_there && profile.peers.contains(&self)
     }
 
     /// The volume that is its face.
@@ -99,6 +196,8 @@ impl Peer {
             Self::DramHit => "dram",
             Self::SsdHit => "ssd",
             Self::Miss => "miss",
+            Self::Sustained => "sustained",
+            Self::SustainedMemory => "sustained-mem",
             _ => "on-write",
         }
     }
@@ -107,67 +206,90 @@ impl Peer {
 /// Everything that is up for a comparison.
 pub struct Peers<'a> {
     lab: &'a Lab,
+    sizes: Sizes,
     nbdkit: Option<Server>,
     qemu: Option<Server>,
     /// Much DRAM: writes, and reads that hit DRAM.
     node: Option<Node>,
     /// Little DRAM and an SSD tier that holds all: reads that hit it, and misses.
     small: Option<Node>,
+    /// Small logs.
+    sustained: Option<Node>,
+    /// Where the backend in memory is.
+    memory: Option<TempDir>,
 }
 
 /// Configuration of the node with much memory: DRAM for the hits, and indexes of the large logs.
 const LARGE_CONFIG: &str = "memory_max_mib = 4096\ncache_total_size_mib = 1024\n";
 /// Configuration of the node whose DRAM tier holds next to nothing.
 const SMALL_CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 3072\n";
+/// Configuration of the node with the small logs.
+const SUSTAINED_CONFIG: &str = "memory_max_mib = 1024\ncache_total_size_mib = 0\n";
+
+/// Name of one of the volumes that are written at once.
+fn one_of_four(number: u32) -> String {
+    format!("four{number}")
+}
 
 impl<'a> Peers<'a> {
     /// Bring up what these need.
-    pub fn up(lab: &'a Lab, peers: &[Peer]) -> Result<Self> {
+    pub fn up(lab: &'a Lab, peers: &[Peer], place: Place, sizes: Sizes) -> Result<Self> {
         let mut this = Self {
             lab,
+            sizes,
             nbdkit: None,
             qemu: None,
             node: None,
             small: None,
+            sustained: None,
+            memory: None,
         };
-        let device = lab.path("device.img");
-        eprintln!(
-            "bench: writing {} GiB to {}",
-            DISK_BYTES >> 30,
-            device.display()
-        );
-        lab.disk("device.img", DISK_BYTES)?;
+        if place == Place::Disk {
+            let device = this.device_file();
+            eprintln!(
+                "bench: writing {} MiB to {}",
+                sizes.disk_bytes >> 20,
+                device.display()
+            );
+            lab.disk("device.img", sizes.disk_bytes)?;
+        }
         if peers.contains(&Peer::Nbdkit) {
             this.start_nbdkit()?;
         }
         if peers.contains(&Peer::Qemu) {
             this.start_qemu()?;
         }
-        if peers
-            .iter()
-            .any(|peer| matches!(peer, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
-        {
+        let of = |wanted: &[Peer]| -> Vec<Peer> {
+            let peers = peers.iter().copied();
+            peers.filter(|peer| wanted.contains(peer)).collect()
+        };
+        let on_large = of(&[Peer::OnWrite, Peer::OnFlush, Peer::DramHit, Peer::Four]);
+        if !on_large.is_empty() {
             let node = lab.node("large", Some(LARGE_CONFIG))?;
-            for peer in peers
-                .iter()
-                .filter(|p| matches!(p, Peer::OnWrite | Peer::OnFlush | Peer::DramHit))
-            {
-                this.create(&node, *peer)?;
+            for peer in on_large {
+                this.create(&node, peer)?;
             }
             this.node = Some(node);
         }
-        if peers
-            .iter()
-            .any(|peer| matches!(peer, Peer::SsdHit | Peer::Miss))
-        {
+        let on_small = of(&[Peer::SsdHit, Peer::Miss]);
+        if !on_small.is_empty() {
             let node = lab.node("small", Some(SMALL_CONFIG))?;
-            for peer in peers
-                .iter()
-                .filter(|p| matches!(p, Peer::SsdHit | Peer::Miss))
-            {
-                this.create(&node, *peer)?;
+            for peer in on_small {
+                this.create(&node, peer)?;
             }
             this.small = Some(node);
+        }
+        let on_sustained = of(&[Peer::Sustained, Peer::SustainedMemory]);
+        if !on_sustained.is_empty() {
+            let node = lab.node("sustained", Some(SUSTAINED_CONFIG))?;
+            if on_sustained.contains(&Peer::SustainedMemory) {
+                let memory = TempDir::new_in(MEMORY).context(MEMORY)?;
+                this.memory = Some(memory);
+            }
+            for peer in on_sustained {
+                this.create(&node, peer)?;
+            }
+            this.sustained = Some(node);
         }
         Ok(this)
     }
@@ -179,20 +301,21 @@ impl<'a> Peers<'a> {
             .args(["--foreground", "--unix"])
             .arg(&socket)
             .arg("memory")
-            .arg(DISK_BYTES.to_string());
+            .arg(self.sizes.disk_bytes.to_string());
         self.nbdkit = Some(Server::start_on_socket(
             "nbdkit",
             &mut command,
             &socket,
             &self.lab.path("nbdkit.log"),
         )?);
-        self.lab.fill(&self.target(Peer::Nbdkit)?, DISK_BYTES)
+        self.lab
+            .fill(&self.target(Peer::Nbdkit)?, self.sizes.disk_bytes)
     }
 
     fn start_qemu(&mut self) -> Result<()> {
         let (socket, image) = (
             self.lab.path("qemu.sock"),
-            self.lab.disk("qemu.img", DISK_BYTES)?,
+            self.lab.disk("qemu.img", self.sizes.disk_bytes)?,
         );
         let mut command = Command::new("qemu-nbd");
         command
@@ -215,30 +338,74 @@ impl<'a> Peers<'a> {
         Ok(())
     }
 
-    /// A volume over a backing file that was written before.
+    /// A volume over a backing file that was written before; for four, four of them.
     fn create(&self, node: &Node, peer: Peer) -> Result<()> {
-        let bytes = if peer == Peer::Miss {
-            MISS_DISK_BYTES
-        } else {
-            DISK_BYTES
+        let sizes = &self.sizes;
+        let small = 64 << 20;
+        let (bytes, log_bytes) = match peer {
+            Peer::Miss => (sizes.miss_disk_bytes, small),
+            Peer::OnWrite | Peer::OnFlush => (sizes.disk_bytes, sizes.log_bytes),
+            Peer::Four => (sizes.four_disk_bytes, sizes.four_log_bytes),
+            Peer::Sustained | Peer::SustainedMemory => {
+                (sizes.sustained_disk_bytes, sizes.sustained_log_bytes)
+            }
+            _ => (sizes.disk_bytes, small),
         };
-        let image = self.lab.disk(&format!("{}.img", peer.volume()), bytes)?;
-        let writes = matches!(peer, Peer::OnWrite | Peer::OnFlush);
-        let log_bytes = if writes { LOG_BYTES } else { 64 << 20 };
-        let mut volume = VolumeOptions::over_file(peer.volume(), &image, bytes, log_bytes);
-        if peer == Peer::OnFlush {
-            volume.persist = "on-flush";
+        for name in Self::volumes(peer) {
+            let image = match &self.memory {
+                Some(memory) if peer == Peer::SustainedMemory => {
+                    let image = memory.path().join("backend.img");
+                    self.lab.fill(&Target::File(image.clone()), bytes)?;
+                    image
+                }
+                _ => self.lab.disk(&format!("{name}.img"), bytes)?,
+            };
+            let mut volume = VolumeOptions::over_file(&name, &image, bytes, log_bytes);
+            if peer == Peer::OnFlush {
+                volume.persist = "on-flush";
+            }
+            node.create(&volume)?;
+            // Memory that the node takes for writes is there from then on.
+            if !matches!(peer, Peer::Miss | Peer::DramHit | Peer::SsdHit) {
+                self.lab.fill(&node.target(&name), bytes)?;
+                node.flush(&name)?;
+            }
         }
-        node.create(&volume)
+        Ok(())
+    }
+
+    /// The volumes behind a face of HDCS.
+    fn volumes(peer: Peer) -> Vec<String> {
+        if peer == Peer::Four {
+            (0..FOUR).map(one_of_four).collect()
+        } else {
+            vec![peer.volume().to_owned()]
+        }
     }
 
     /// The node that a face of HDCS lives on.
     fn node_of(&self, peer: Peer) -> Option<&Node> {
         match peer {
             Peer::SsdHit | Peer::Miss => self.small.as_ref(),
-            Peer::OnWrite | Peer::OnFlush | Peer::DramHit => self.node.as_ref(),
+            Peer::OnWrite | Peer::OnFlush | Peer::DramHit | Peer::Four => self.node.as_ref(),
+            Peer::Sustained | Peer::SustainedMemory => self.sustained.as_ref(),
             Peer::Device | Peer::Nbdkit | Peer::Qemu => None,
         }
+    }
+
+    /// Run a load on a peer.
+    pub fn run(&self, peer: Peer, load: &Load, results: &Directory, name: &str) -> Result<Outcome> {
+        if peer != Peer::Four {
+            return load.run(&self.target(peer)?, &results.raw(name));
+        }
+        let node = self.node_of(peer).context("its node is not up")?;
+        let one = |number: u32| {
+            let mut load = load.clone();
+            load.seed += u64::from(number);
+            (one_of_four(number), format!("{name}-{number}"), load)
+        };
+        let loads: Vec<_> = (0..FOUR).map(one).collect();
+        Ok(fio::together(&lab::together(node, results, &loads)?))
     }
 
     /// Where fio reaches a peer.
@@ -281,27 +448,58 @@ impl<'a> Peers<'a> {
     /// What the node says of the volume behind a face of HDCS.
     pub fn show(&self, peer: Peer) -> Result<serde_json::Value> {
         self.node_of(peer)
+            .filter(|_| peer != Peer::Four)
             .map_or(Ok(serde_json::Value::Null), |node| node.show(peer.volume()))
     }
 
     /// A profile's load, fitted to a peer.
-    pub fn fit(profile: &Profile, peer: Peer, seconds: u32, seed: u64) -> Load {
+    pub fn fit(&self, profile: &Profile, peer: Peer, seconds: u32, seed: u64) -> Load {
+        let sizes = &self.sizes;
         let mut load = Load {
             seconds: Some(seconds),
             seed,
-            span_bytes: DISK_BYTES,
+            span_bytes: sizes.disk_bytes,
             ..profile.load.clone()
         };
-        if peer == Peer::Miss {
-            load.span_bytes = MISS_DISK_BYTES;
+        if profile.overruns() {
+            load.seconds = Some(SUSTAINED_SECONDS_MAX);
+            load.span_bytes = sizes.sustained_disk_bytes;
+            load.bytes_max = Some(sizes.sustained_log_bytes * OVERRUN);
+        } else if peer == Peer::Miss {
+            load.span_bytes = sizes.miss_disk_bytes;
             load.align_bytes = Some(CACHE_LINE_BYTES);
             load.bytes_max = Some(MISSES_MAX * load.block_bytes);
+        } else if peer == Peer::Four {
+            load.span_bytes = sizes.four_disk_bytes;
+            load.bytes_max = Some(sizes.four_log_bytes / 2);
         } else if profile.reads() {
-            load.span_bytes = HIT_SPAN_BYTES;
+            load.span_bytes = sizes.hit_span_bytes;
         } else {
-            load.bytes_max = Some(WRITTEN_BYTES_MAX);
+            load.bytes_max = Some(sizes.written_bytes_max);
         }
         load
+    }
+
+    /// The same for a second or so before, which nobody looks at: memory is touched, and the device awake.
+    pub fn fit_warm_up(&self, profile: &Profile, peer: Peer, seed: u64) -> Option<Load> {
+        let seconds = 2;
+        let load = self.fit(profile, peer, seconds, seed);
+        let bytes_max = if profile.overruns() {
+            // The log is full when the run begins, as it will be from then on.
+            Some(self.sizes.sustained_log_bytes)
+        } else {
+            load.bytes_max.map(|bytes| bytes / WARM_SHARE)
+        };
+        let seconds = if profile.overruns() {
+            load.seconds
+        } else {
+            Some(seconds)
+        };
+        (peer != Peer::Miss).then_some(Load {
+            bytes_max,
+            seconds,
+            ..load
+        })
     }
 
     /// Bring a peer into the state that its measurement is about.
@@ -313,7 +511,7 @@ impl<'a> Peers<'a> {
             Peer::Miss => node.command(&["volume", "evict", peer.volume()]).map(drop),
             Peer::DramHit | Peer::SsdHit => {
                 let target = node.target(peer.volume());
-                self.lab.warm(&target, HIT_SPAN_BYTES)
+                self.lab.warm(&target, self.sizes.hit_span_bytes)
             }
             _ => Ok(()),
         }
@@ -326,19 +524,27 @@ impl<'a> Peers<'a> {
             return Ok(());
         }
         if let Some(node) = self.node_of(peer) {
-            node.flush(peer.volume())?;
+            for name in Self::volumes(peer) {
+                node.flush(&name)?;
+            }
         }
-        lab::sync(&self.device_file())
+        let device = self.device_file();
+        if device.exists() {
+            lab::sync(&device)?;
+        }
+        Ok(())
     }
 
     /// Stop everything and remove the files.
     pub fn down(mut self) -> Result<()> {
-        for node in [self.node.take(), self.small.take()].into_iter().flatten() {
+        let nodes = [self.node.take(), self.small.take(), self.sustained.take()];
+        for node in nodes.into_iter().flatten() {
             node.stop()?;
         }
         for server in [self.nbdkit.take(), self.qemu.take()].into_iter().flatten() {
             server.stop()?;
         }
+        drop(self.memory.take());
         self.lab.clear()
     }
 }

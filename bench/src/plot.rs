@@ -10,7 +10,7 @@ use crate::bars::median;
 use crate::compare::Findings;
 use crate::failure::{Context, Result};
 use crate::hits::Row;
-use crate::peers::Peer;
+use crate::peers::{Peer, Place};
 use crate::process;
 use crate::profiles;
 use crate::results::Directory;
@@ -39,9 +39,9 @@ fn colour(peer: Peer) -> &'static str {
         Peer::Device => "#999999",
         Peer::Nbdkit => "#c8a25a",
         Peer::Qemu => "#8d6e63",
-        Peer::OnWrite | Peer::DramHit => "#1565c0",
-        Peer::OnFlush | Peer::SsdHit => "#2e9e5b",
-        Peer::Miss => "#c2185b",
+        Peer::OnWrite | Peer::DramHit | Peer::Sustained => "#1565c0",
+        Peer::OnFlush | Peer::SsdHit | Peer::Four => "#2e9e5b",
+        Peer::Miss | Peer::SustainedMemory => "#c2185b",
     }
 }
 
@@ -168,7 +168,9 @@ pub fn comparison(findings: &Findings, results: &Directory) -> Result<()> {
             let samples: Vec<_> = findings
                 .samples
                 .iter()
-                .filter(|s| s.profile == profile.name && s.peer == peer.name())
+                .filter(|s| {
+                    s.profile == profile.name && s.peer == peer.name() && s.place == Place::Disk
+                })
                 .collect();
             if samples.is_empty() {
                 continue;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::{Context, Result};
@@ -24,7 +24,7 @@ const BACKEND_DELAY_US: u64 = 2_000_000;
 const FILL_SECONDS: u32 = 40;
 
 /// What a run gave.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Replay {
     /// From the start of the program to its line that it is ready.
     pub restart_seconds: f64,

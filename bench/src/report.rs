@@ -2,58 +2,29 @@
 
 use std::fmt::Write as _;
 
-use crate::bars::{Bar, list, median, ratio_within};
+use crate::bars::{Bar, list, median};
 use crate::compare::{Findings, Sample};
 use crate::cost::Cost;
-use crate::peers::Peer;
-use crate::profiles;
+use crate::peers::{Peer, Place};
+use crate::performance;
+use crate::profiles::{self, Profile};
+use crate::rows::{self, spread};
 
 impl Findings {
-    fn samples_of(&self, profile: &str, peer: Peer) -> impl Iterator<Item = &Sample> {
+    fn samples_of(&self, profile: &str, peer: Peer, place: Place) -> impl Iterator<Item = &Sample> {
         self.samples
             .iter()
-            .filter(move |s| s.profile == profile && s.peer == peer.name())
+            .filter(move |s| s.profile == profile && s.peer == peer.name() && s.place == place)
     }
 
-    fn median_of(&self, profile: &str, peer: Peer, value: impl Fn(&Sample) -> f64) -> Option<f64> {
-        self.samples_of(profile, peer).next()?;
-        Some(median(self.samples_of(profile, peer).map(value)))
-    }
-
-    /// Median over the repetitions of one peer's value by another's.
-    fn ratio(
-        &self,
-        profile: &str,
-        peers: [Peer; 2],
-        value: impl Fn(&Sample) -> f64,
-    ) -> Option<f64> {
-        let [ours, theirs] = peers.map(|peer| -> Vec<(u32, f64)> {
-            self.samples_of(profile, peer)
-                .map(|sample| (sample.repetition, value(sample)))
-                .collect()
-        });
-        ratio_within(&ours, &theirs)
-    }
-
-    /// Latency of a write by the sum of what it cannot do without: NBD, and a durable write.
-    fn write_latency_ratio(&self) -> Option<f64> {
-        let pairs: Vec<f64> = self
-            .samples_of("randwrite-qd1", Peer::OnWrite)
-            .filter_map(|ours| {
-                let nbd = self
-                    .samples_of("randwrite-qd1", Peer::Nbdkit)
-                    .find(|s| s.repetition == ours.repetition)?;
-                let durable = self.durable_write_us.get(ours.repetition as usize)?;
-                Some(ours.outcome.latency.mean / (nbd.outcome.latency.mean + durable))
-            })
-            .collect();
-        (!pairs.is_empty()).then(|| median(pairs))
+    /// Median over the repetitions of a ratio of [`rows`], on the disk.
+    fn ratio(&self, key: &str) -> Option<f64> {
+        let rows = rows::rows(self, Place::Disk);
+        let row = rows.into_iter().find(|row| row.key == key)?;
+        Some(row.spread()?[0])
     }
 
     fn bars(&self) -> Vec<Bar> {
-        use Peer::{Device, DramHit, Nbdkit, OnWrite, Qemu, SsdHit};
-        let iops = |s: &Sample| s.outcome.iops;
-        let cpu = |s: &Sample| s.server_cpu_us;
         let steady = |value: fn(&crate::steady::Steady) -> f64| {
             (!self.steady.is_empty()).then(|| median(self.steady.iter().map(value)))
         };
@@ -62,43 +33,43 @@ impl Findings {
         vec![
             Bar::at_least(
                 "randwrite QD32 on-write / qemu-nbd, IOPS",
-                self.ratio("randwrite-qd32", [OnWrite, Qemu], iops),
+                self.ratio("write-qemu"),
                 2.0,
                 None,
             ),
             Bar::at_least(
                 "randwrite QD32 on-write / device floor, IOPS",
-                self.ratio("randwrite-qd32", [OnWrite, Device], iops),
+                self.ratio("write-device"),
                 0.7,
                 Some(1.0),
             ),
             Bar::at_most(
                 "randwrite QD1 on-write / (nbdkit + durable write), latency",
-                self.write_latency_ratio(),
+                self.ratio("write-one"),
                 1.5,
                 Some(1.2),
             ),
             Bar::at_least(
                 "randread QD32 DRAM hit / nbdkit, IOPS",
-                self.ratio("randread-qd32", [DramHit, Nbdkit], iops),
+                self.ratio("dram"),
                 0.9,
                 Some(1.2),
             ),
             Bar::at_least(
                 "randread QD32 SSD hit / device floor, IOPS",
-                self.ratio("randread-qd32", [SsdHit, Device], iops),
+                self.ratio("ssd"),
                 0.7,
                 Some(0.9),
             ),
             Bar::at_most(
                 "randwrite QD32 on-write / nbdkit, server CPU",
-                self.ratio("randwrite-qd32", [OnWrite, Nbdkit], cpu),
+                self.ratio("write-cpu"),
                 2.0,
                 Some(1.2),
             ),
             Bar::at_most(
                 "randread QD32 DRAM hit / nbdkit, server CPU",
-                self.ratio("randread-qd32", [DramHit, Nbdkit], cpu),
+                self.ratio("dram-cpu"),
                 1.3,
                 Some(0.8),
             ),
@@ -123,7 +94,8 @@ impl Findings {
 pub fn one_line(sample: &Sample) -> String {
     let latency = sample.outcome.latency;
     format!(
-        "{:<16} {:<14} #{} {:>8.0} IOPS  p50 {:>6.0} p99 {:>6.0} p99.99 {:>7.0} µs  CPU {:>5.1}+{:<5.1} µs",
+        "{:<6} {:<21} {:<14} #{} {:>8.0} IOPS  p50 {:>6.0} p99 {:>6.0} p99.99 {:>7.0} µs  CPU {:>5.1}+{:<5.1} µs",
+        sample.place.name(),
         sample.profile,
         sample.peer,
         sample.repetition,
@@ -139,66 +111,13 @@ pub fn one_line(sample: &Sample) -> String {
 /// The whole report.
 pub fn render(findings: &Findings) -> String {
     let mut out = String::new();
-    for profile in profiles::all() {
-        let peers: Vec<Peer> = Peer::ALL
-            .into_iter()
-            .filter(|peer| findings.samples_of(profile.name, *peer).next().is_some())
-            .collect();
-        if peers.is_empty() {
-            continue;
+    for place in Place::ALL {
+        for profile in profiles::all() {
+            runs(&mut out, findings, &profile, place);
         }
-        let of = |peer, value: &dyn Fn(&Sample) -> f64| {
-            findings.median_of(profile.name, peer, value).unwrap_or(0.0)
-        };
-        let _ = writeln!(
-            out,
-            "{} (medians; latency in µs, CPU in µs for one request)",
-            profile.title
-        );
-        let _ = writeln!(
-            out,
-            "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
-            "",
-            "IOPS",
-            "mean",
-            "p50",
-            "p99",
-            "p99.9",
-            "p99.99",
-            "client",
-            "server",
-            "settled",
-            "RSS MiB",
-            "sync"
-        );
-        for peer in peers {
-            let sync = of(peer, &|s| s.outcome.sync_mean.unwrap_or(0.0));
-            let _ = writeln!(
-                out,
-                "  {:<14} {:>9.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>7.1} {:>7.1} {:>8.1} {:>8.0} {:>7}",
-                peer.name(),
-                of(peer, &|s| s.outcome.iops),
-                of(peer, &|s| s.outcome.latency.mean),
-                of(peer, &|s| s.outcome.latency.p50),
-                of(peer, &|s| s.outcome.latency.p99),
-                of(peer, &|s| s.outcome.latency.p999),
-                of(peer, &|s| s.outcome.latency.p9999),
-                of(peer, &|s| s.outcome.client_cpu_us),
-                of(peer, &|s| s.server_cpu_us),
-                of(peer, &|s| s.server_cpu_settled_us),
-                of(peer, &|s| s.server_rss_bytes as f64 / f64::from(1 << 20)),
-                if sync > 0.0 {
-                    format!("{sync:.0}")
-                } else {
-                    "-".into()
-                },
-            );
-        }
-        costs(&mut out, findings, profile.name);
-        out.push('\n');
     }
     if !findings.durable_write_us.is_empty() {
-        let micros = median(findings.durable_write_us.iter().copied());
+        let micros = median(findings.durable_write_us.iter().map(|(_, micros)| *micros));
         let _ = writeln!(
             out,
             "durable 4k write by fio (write, fdatasync): {micros:.0} µs\n"
@@ -210,6 +129,8 @@ pub fn render(findings: &Findings) -> String {
     for replay in &findings.replay {
         let _ = writeln!(out, "{replay}");
     }
+    ratios(&mut out, findings);
+    performance::stalls(&mut out, findings);
     let _ = writeln!(out);
     list(
         &mut out,
@@ -219,12 +140,107 @@ pub fn render(findings: &Findings) -> String {
     out
 }
 
+/// The runs of one profile.
+fn runs(out: &mut String, findings: &Findings, profile: &Profile, place: Place) {
+    let peers: Vec<Peer> = Peer::ALL
+        .into_iter()
+        .filter(|peer| {
+            findings
+                .samples_of(profile.name, *peer, place)
+                .next()
+                .is_some()
+        })
+        .collect();
+    if peers.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "{}, {} (medians, IOPS with least and most; latency in µs, CPU in µs for one request)",
+        profile.title,
+        match place {
+            Place::Disk => "on the disk",
+            Place::Memory => "in memory",
+        }
+    );
+    let _ = writeln!(
+        out,
+        "  {:<14} {:>9} {:>17} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
+        "",
+        "IOPS",
+        "least–most",
+        "mean",
+        "p50",
+        "p99",
+        "p99.9",
+        "p99.99",
+        "client",
+        "server",
+        "settled",
+        "RSS MiB",
+        "sync"
+    );
+    for peer in peers {
+        let of = |value: fn(&Sample) -> f64| {
+            median(findings.samples_of(profile.name, peer, place).map(value))
+        };
+        let iops = findings.samples_of(profile.name, peer, place);
+        let [iops, least, most] = spread(iops.map(|s| s.outcome.iops)).unwrap_or_default();
+        let sync = of(|s| s.outcome.sync_mean.unwrap_or(0.0));
+        let _ = writeln!(
+            out,
+            "  {:<14} {iops:>9.0} {:>17} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>7.1} {:>7.1} {:>8.1} {:>8.0} {:>7}",
+            peer.name(),
+            format!("{least:.0}–{most:.0}"),
+            of(|s| s.outcome.latency.mean),
+            of(|s| s.outcome.latency.p50),
+            of(|s| s.outcome.latency.p99),
+            of(|s| s.outcome.latency.p999),
+            of(|s| s.outcome.latency.p9999),
+            of(|s| s.outcome.client_cpu_us),
+            of(|s| s.server_cpu_us),
+            of(|s| s.server_cpu_settled_us),
+            of(|s| s.server_rss_bytes as f64 / f64::from(1 << 20)),
+            if sync > 0.0 {
+                format!("{sync:.0}")
+            } else {
+                "-".into()
+            },
+        );
+    }
+    costs(out, findings, profile.name, place);
+    out.push('\n');
+}
+
+/// Every ratio that was measured.
+fn ratios(out: &mut String, findings: &Findings) {
+    for place in Place::ALL {
+        let measured = rows::rows(findings, place);
+        let mut measured = measured
+            .iter()
+            .filter_map(|row| Some((row, row.spread()?)))
+            .peekable();
+        if measured.peek().is_none() {
+            continue;
+        }
+        let _ = writeln!(out, "Ratios, {} (median, least, most)", place.name());
+        for (row, [middle, least, most]) in measured {
+            let _ = writeln!(
+                out,
+                "  {:<78} {middle:>7.2} {least:>7.2} {most:>7.2}",
+                row.what
+            );
+        }
+        out.push('\n');
+    }
+}
+
 /// What a request cost each face of HDCS.
-fn costs(out: &mut String, findings: &Findings, profile: &str) {
+fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
     let mut has_title = false;
     for peer in Peer::ALL {
         let costs: Vec<Cost> = findings
-            .samples_of(profile, peer)
+            .samples_of(profile, peer, place)
             .filter_map(|sample| sample.cost)
             .collect();
         if costs.is_empty() {
@@ -233,7 +249,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str) {
         if !has_title {
             let _ = writeln!(
                 out,
-                "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7}",
+                "  {:<14} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>7} {:>8} {:>7}",
                 "for a request",
                 "turns",
                 "enters",
@@ -244,6 +260,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str) {
                 "open",
                 "device",
                 "send",
+                "shard",
                 "threads",
                 "iou"
             );
@@ -252,7 +269,7 @@ fn costs(out: &mut String, findings: &Findings, profile: &str) {
         let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
         let _ = writeln!(
             out,
-            "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>8.1} {:>7.1}",
+            "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>7.1} {:>8.1} {:>7.1}",
             peer.name(),
             of(|c| c.turns),
             of(|c| c.enters),
@@ -263,56 +280,9 @@ fn costs(out: &mut String, findings: &Findings, profile: &str) {
             of(|c| c.open_us),
             of(|c| c.device_us),
             of(|c| c.send_us),
+            of(|c| c.shard_cpu_us),
             of(|c| c.threads_cpu_us),
             of(|c| c.workers_cpu_us),
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fio::Outcome;
-
-    fn sample(peer: Peer, repetition: u32, iops: f64) -> Sample {
-        Sample {
-            profile: "randwrite-qd32",
-            peer: peer.name(),
-            repetition,
-            outcome: Outcome {
-                iops,
-                ..Outcome::default()
-            },
-            server_cpu_us: 1.0,
-            server_cpu_settled_us: 1.0,
-            server_rss_bytes: 0,
-            cost: None,
-            volume: None,
-        }
-    }
-
-    #[test]
-    fn ratio_is_formed_within_a_repetition() {
-        // The machine is ten times slower in the second repetition; the ratio is the same.
-        let findings = Findings {
-            samples: vec![
-                sample(Peer::OnWrite, 0, 200.0),
-                sample(Peer::Qemu, 0, 100.0),
-                sample(Peer::OnWrite, 1, 20.0),
-                sample(Peer::Qemu, 1, 10.0),
-            ],
-            ..Findings::default()
-        };
-        let ratio = findings.ratio("randwrite-qd32", [Peer::OnWrite, Peer::Qemu], |s| {
-            s.outcome.iops
-        });
-        assert!((ratio.unwrap() - 2.0).abs() < 1e-9);
-        assert!(
-            findings
-                .ratio("randwrite-qd32", [Peer::OnWrite, Peer::Device], |s| s
-                    .outcome
-                    .iops)
-                .is_none()
         );
     }
 }

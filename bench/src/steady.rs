@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{Context, Failure, Result};
 use crate::fio::{Latency, Load};
@@ -25,7 +25,7 @@ const DISK_BYTES: u64 = 4 << 30;
 const SECONDS_MAX: u32 = 300;
 
 /// What a run gave.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Steady {
     /// Requests in each second, the last incomplete one left out.
     pub per_second: Vec<f64>,

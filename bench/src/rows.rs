@@ -1,0 +1,358 @@
+//! The ratios that say how good HDCS is, each with what limits it.
+//!
+//! A ratio is formed within a repetition; of those of all repetitions the median counts, and the least and the most say
+//! how far to trust it.
+
+use crate::bars::median;
+use crate::compare::{Findings, Sample};
+use crate::peers::{Peer, Place};
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Short name, for [`LIMITS`].
+    pub key: &'static str,
+    /// What is divided by what.
+    pub what: &'static str,
+    /// Whether more is better.
+    pub more: bool,
+    /// The ratio in each repetition.
+    pub ratios: Vec<f64>,
+}
+
+/// What limits a row, in a sentence: written by hand after a look at what requests cost there. A row without one says
+/// nothing.
+pub const LIMITS: &[(&str, &str)] = &[
+    (
+        "write-device",
+        "a span of 11 writes takes 180 µs to be durable, and 1.5 of them are in flight; what the device is measured by \
+         need not be durable.",
+    ),
+    (
+        "write-thread",
+        "requests come one at a time: 0.22 receives for each instead of 0.14, and 9 writes share a span instead of 11.",
+    ),
+    ("write-one", "the durable write, which is 92 of 107 µs."),
+    (
+        "write-one-cpu",
+        "two turns, a wakeup and three calls of io_uring_enter for each request.",
+    ),
+    (
+        "paced",
+        "the durable write (105 of 133 µs); the rest is that node and client sleep before each request.",
+    ),
+    (
+        "sustained-p50",
+        "destage writes to the same device: a span takes 290 µs instead of 180.",
+    ),
+    (
+        "sustained-memory",
+        "the processor: destage takes 5 µs for each write beside the 7 of the write itself.",
+    ),
+    (
+        "flush-nbdkit",
+        "both processors are busy: the client takes 4.7 µs for a request, the node 4.4.",
+    ),
+    (
+        "dram",
+        "both processors are busy: the client takes 5.2 µs for a request, the node 4.7.",
+    ),
+    ("ssd", "the device."),
+];
+
+impl Row {
+    /// Median, least and most; none if it was not run.
+    pub fn spread(&self) -> Option<[f64; 3]> {
+        spread(self.ratios.iter().copied())
+    }
+
+    /// What limits it, if somebody has said so.
+    pub fn limit(&self) -> Option<&'static str> {
+        let found = LIMITS.iter().find(|(key, _)| *key == self.key);
+        found.map(|(_, sentence)| *sentence)
+    }
+}
+
+/// Median, least and most.
+pub fn spread(values: impl IntoIterator<Item = f64>) -> Option<[f64; 3]> {
+    let values: Vec<f64> = values.into_iter().collect();
+    let least = values.iter().copied().reduce(f64::min)?;
+    let most = values.iter().copied().reduce(f64::max)?;
+    Some([median(values), least, most])
+}
+
+/// One value of a run.
+type Value = fn(&Sample) -> f64;
+
+const IOPS: Value = |s| s.outcome.iops;
+const CPU: Value = |s| s.server_cpu_us;
+const MEAN: Value = |s| s.outcome.latency.mean;
+const P50: Value = |s| s.outcome.latency.p50;
+const P99: Value = |s| s.outcome.latency.p99;
+const P9999: Value = |s| s.outcome.latency.p9999;
+
+/// Whose runs under which profile.
+type Cell = (&'static str, Peer);
+
+/// Cell by cell within the repetitions of one place.
+struct Table<'a> {
+    findings: &'a Findings,
+    place: Place,
+}
+
+impl Table<'_> {
+    fn of(&self, (profile, peer): Cell) -> impl Iterator<Item = &Sample> {
+        self.findings.samples.iter().filter(move |sample| {
+            (sample.profile == profile && sample.peer == peer.name()) && sample.place == self.place
+        })
+    }
+
+    fn by(&self, ours: Cell, theirs: Cell, value: Value) -> Vec<f64> {
+        self.of(ours)
+            .filter_map(|sample| {
+                let mut others = self.of(theirs);
+                let other = others.find(|other| other.repetition == sample.repetition)?;
+                Some(value(sample) / value(other))
+            })
+            .collect()
+    }
+
+    /// A latency by that of a durable write, with NBD's before it if there is any.
+    fn by_durable_write(&self, ours: Cell, nbd: Option<Cell>) -> Vec<f64> {
+        if self.place == Place::Memory {
+            return Vec::new();
+        }
+        self.of(ours)
+            .filter_map(|sample| {
+                let mut durable = self.findings.durable_write_us.iter();
+                let (_, durable_us) = durable.find(|(one, _)| *one == sample.repetition)?;
+                let nbd_us = match nbd {
+                    None => 0.0,
+                    Some(cell) => {
+                        let mut others = self.of(cell);
+                        MEAN(others.find(|other| other.repetition == sample.repetition)?)
+                    }
+                };
+                Some(MEAN(sample) / (nbd_us + durable_us))
+            })
+            .collect()
+    }
+}
+
+/// All rows, as measured in one place.
+pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
+    use Peer::{
+        Device, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained, SustainedMemory,
+    };
+    let table = Table { findings, place };
+    let (one, deep, thread) = ("randwrite-qd1", "randwrite-qd32", "randwrite-qd32-thread");
+    let (read, paced, sustained) = ("randread-qd32", "rate4000-sync32", "sustained");
+    let (large1, large16) = ("write64k-qd1", "write64k-qd16");
+    let same = |profile, ours, theirs, value| table.by((profile, ours), (profile, theirs), value);
+    let row = |key, what, more, ratios| Row {
+        key,
+        what,
+        more,
+        ratios,
+    };
+    vec![
+        row(
+            "write-device",
+            "4k randwrite QD32, on-write / device, IOPS",
+            true,
+            same(deep, OnWrite, Device, IOPS),
+        ),
+        row(
+            "write-qemu",
+            "4k randwrite QD32, on-write / qemu-nbd raw, IOPS",
+            true,
+            same(deep, OnWrite, Qemu, IOPS),
+        ),
+        row(
+            "write-thread",
+            "4k randwrite QD32, on-write, fio --thread / as a process, IOPS",
+            true,
+            table.by((thread, OnWrite), (deep, OnWrite), IOPS),
+        ),
+        row(
+            "write-p99",
+            "4k randwrite QD32, on-write / device, p99",
+            false,
+            same(deep, OnWrite, Device, P99),
+        ),
+        row(
+            "write-cpu",
+            "4k randwrite QD32, on-write / nbdkit memory, server CPU",
+            false,
+            same(deep, OnWrite, Nbdkit, CPU),
+        ),
+        row(
+            "write-one",
+            "4k randwrite QD1, on-write / (nbdkit + durable write by fio), latency",
+            false,
+            table.by_durable_write((one, OnWrite), Some((one, Nbdkit))),
+        ),
+        row(
+            "write-one-cpu",
+            "4k randwrite QD1, on-write / nbdkit memory, server CPU",
+            false,
+            same(one, OnWrite, Nbdkit, CPU),
+        ),
+        row(
+            "paced",
+            "4000 writes a second, sync every 32, on-write / durable write by fio, mean",
+            false,
+            table.by_durable_write((paced, OnWrite), None),
+        ),
+        row(
+            "paced-tail",
+            "4000 writes a second, sync every 32, on-write / device, p99.99",
+            false,
+            same(paced, OnWrite, Device, P9999),
+        ),
+        row(
+            "sustained-qemu",
+            "sustained 4k randwrite QD32, file backend / qemu-nbd raw, IOPS",
+            true,
+            same(sustained, Sustained, Qemu, IOPS),
+        ),
+        row(
+            "sustained-p50",
+            "sustained 4k randwrite QD32, file backend / burst, p50",
+            false,
+            table.by((sustained, Sustained), (deep, OnWrite), P50),
+        ),
+        row(
+            "sustained-memory",
+            "sustained 4k randwrite QD32, backend in memory / burst, IOPS",
+            true,
+            table.by((sustained, SustainedMemory), (deep, OnWrite), IOPS),
+        ),
+        row(
+            "flush-nbdkit",
+            "4k randwrite QD32, on-flush / nbdkit memory, IOPS",
+            true,
+            same(deep, OnFlush, Nbdkit, IOPS),
+        ),
+        row(
+            "large-device",
+            "64k randwrite QD16, on-write / device, IOPS",
+            true,
+            same(large16, OnWrite, Device, IOPS),
+        ),
+        row(
+            "large-flush",
+            "64k randwrite QD16, on-flush / on-write, IOPS",
+            true,
+            same(large16, OnFlush, OnWrite, IOPS),
+        ),
+        row(
+            "dram",
+            "4k randread QD32, DRAM hit / nbdkit memory, IOPS",
+            true,
+            same(read, DramHit, Nbdkit, IOPS),
+        ),
+        row(
+            "dram-cpu",
+            "4k randread QD32, DRAM hit / nbdkit memory, server CPU",
+            false,
+            same(read, DramHit, Nbdkit, CPU),
+        ),
+        row(
+            "ssd",
+            "4k randread QD32, SSD hit / device, IOPS",
+            true,
+            same(read, SsdHit, Device, IOPS),
+        ),
+        row(
+            "ssd-cpu",
+            "4k randread QD32, SSD hit / nbdkit memory, server CPU",
+            false,
+            same(read, SsdHit, Nbdkit, CPU),
+        ),
+        row(
+            "four-one",
+            "64k randwrite QD1 each, four volumes / one, IOPS",
+            true,
+            same(large1, Four, OnWrite, IOPS),
+        ),
+        row(
+            "four-deep",
+            "64k randwrite QD16 each, four volumes / one, IOPS",
+            true,
+            same(large16, Four, OnWrite, IOPS),
+        ),
+    ]
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::fio::Outcome;
+
+    /// A run that gave so many requests a second.
+    pub fn sample(cell: Cell, place: Place, repetition: u32, iops: f64) -> Sample {
+        Sample {
+            profile: cell.0.to_owned(),
+            peer: cell.1.name().to_owned(),
+            place,
+            repetition,
+            outcome: Outcome {
+                iops,
+                ..Outcome::default()
+            },
+            server_cpu_us: 1.0,
+            server_cpu_settled_us: 1.0,
+            server_rss_bytes: 0,
+            cost: None,
+            volume: None,
+            stalled: None,
+        }
+    }
+
+    #[test]
+    fn spread_is_median_least_and_most() {
+        assert_eq!(spread([3.0, 1.0, 2.0]), Some([2.0, 1.0, 3.0]));
+        assert_eq!(spread([]), None);
+    }
+
+    #[test]
+    fn ratios_are_formed_within_a_repetition_and_a_place() {
+        let (ours, theirs) = (
+            ("randwrite-qd32", Peer::OnWrite),
+            ("randwrite-qd32", Peer::Qemu),
+        );
+        let findings = Findings {
+            // The machine is ten times slower in the second repetition; the third is not whole.
+            samples: vec![
+                sample(ours, Place::Disk, 0, 200.0),
+                sample(theirs, Place::Disk, 0, 100.0),
+                sample(ours, Place::Disk, 1, 30.0),
+                sample(theirs, Place::Disk, 1, 10.0),
+                sample(ours, Place::Disk, 2, 30.0),
+                sample(ours, Place::Memory, 0, 1000.0),
+            ],
+            ..Findings::default()
+        };
+        let found = |place| {
+            let rows = rows(&findings, place);
+            let row = rows.into_iter().find(|row| row.key == "write-qemu");
+            row.unwrap().ratios
+        };
+        assert_eq!(found(Place::Disk), [2.0, 3.0]);
+        assert!(found(Place::Memory).is_empty());
+    }
+
+    #[test]
+    fn limits_are_of_rows_that_there_are() {
+        let rows = rows(&Findings::default(), Place::Disk);
+        for (key, sentence) in LIMITS {
+            assert!(rows.iter().any(|row| row.key == *key), "{key}");
+            assert!(sentence.ends_with('.'), "{sentence}");
+        }
+        let mut keys: Vec<_> = rows.iter().map(|row| row.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), rows.len());
+    }
+}
