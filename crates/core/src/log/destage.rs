@@ -29,10 +29,14 @@
 //!
 //! It decides; [`crate::volume`] performs.
 
+mod rate;
+
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Range;
+
+use rate::Rate;
 
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
@@ -45,11 +49,10 @@ use crate::format::EntryKind;
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::{Span, WriteLog};
 
-// The bounds of a generation may grow from one version to the next and never shrink, for the sake
-// of the fifth invariant.
+// The bounds of a generation over an atomic backend may grow from one version to the next and never shrink, for the sake
+// of the fifth invariant. Over others they are what `rate` says, and these at most.
 
-/// Share of the ring that one generation takes at most, as a divisor: space comes back in steps
-/// small enough for admission to stay smooth.
+/// Share of the ring that one generation takes at most, as a divisor: space comes back in steps.
 const BATCH_RING_DIVISOR: u64 = 8;
 /// Largest batch in bytes: bounds the time to commit.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
@@ -319,8 +322,9 @@ pub struct Destage {
     /// The same after a flush that fails: writes that succeed do not shorten it.
     flush_pause: Nanos,
     started: Nanos,
-    /// Log blocks that destage frees a second, smoothed.
-    rate_blocks: f64,
+    /// When the present generation's last write had ended.
+    written: Nanos,
+    rate: Rate,
     work: Work,
 }
 
@@ -340,7 +344,8 @@ impl Default for Destage {
             pause: RETRY_MIN,
             flush_pause: RETRY_MIN,
             started: Nanos(0),
-            rate_blocks: 0.0,
+            written: Nanos(0),
+            rate: Rate::default(),
             work: Work::default(),
         }
     }
@@ -382,9 +387,9 @@ impl Destage {
         self.retry_at
     }
 
-    /// Log blocks freed a second, smoothed; 0 while nothing was freed yet.
-    pub fn rate_blocks(&self) -> f64 {
-        self.rate_blocks
+    /// Log blocks freed a second; 0 while nothing was freed yet.
+    pub fn rate_blocks(&self, now: Nanos) -> f64 {
+        (self.rate).blocks_s(self.plan.freed_blocks, now.since(self.started))
     }
 
     /// Take up the oldest generation, cut to a batch, if something durable waits. Writes from
@@ -399,7 +404,13 @@ impl Destage {
         atomic: bool,
     ) -> bool {
         debug_assert_eq!(self.stage, Stage::Idle);
-        let spans = batch_spans(log, atomic).min(self.spans_before_stop(log));
+        let blocks_max = (log.ring_blocks() / BATCH_RING_DIVISOR).max(1);
+        let blocks_max = if atomic {
+            blocks_max
+        } else {
+            self.rate.generation_blocks(blocks_max)
+        };
+        let spans = batch_spans(log, blocks_max, atomic).min(self.spans_before_stop(log));
         if spans == 0 {
             return false;
         }
@@ -532,7 +543,11 @@ impl Destage {
                 planning.rest = left(piece);
                 continue;
             }
-            let piece = planning.map.prefix(piece, PIECE_RUNS_MAX);
+            let piece = if has_few_runs(piece) {
+                piece
+            } else {
+                planning.map.prefix(piece, PIECE_RUNS_MAX)
+            };
             planning.rest = left(piece);
             let runs = planning.map.len();
             planning.map.insert(piece, sequence);
@@ -701,6 +716,7 @@ impl Destage {
         }
         if ready {
             self.stage = Stage::Flushing;
+            self.written = now;
         }
         ready
     }
@@ -813,7 +829,11 @@ impl Destage {
             let rest = plan.listed_rest.take();
             let range = rest.unwrap_or_else(|| log.entry(plan.listed).range);
             let runs_max = PIECE_RUNS_MAX;
-            let piece = self.ahead.prefix(index.prefix(range, runs_max), runs_max);
+            let piece = if has_few_runs(range) {
+                range
+            } else {
+                self.ahead.prefix(index.prefix(range, runs_max), runs_max)
+            };
             let left = index.remove_some_before(piece, plan.end, runs_max);
             debug_assert!(left.is_empty());
             self.ahead.remove_before(piece, plan.end);
@@ -855,14 +875,8 @@ impl Destage {
             return None;
         }
         self.stage = Stage::Idle;
-        let seconds = (now.since(self.started).0 as f64 / 1e9).max(1e-4);
-        let freed_blocks = self.plan.freed_blocks;
-        let rate = freed_blocks as f64 / seconds;
-        self.rate_blocks = if self.rate_blocks == 0.0 {
-            rate
-        } else {
-            self.rate_blocks * 0.75 + rate * 0.25
-        };
+        let (took, still) = (now.since(self.started), now.since(self.written));
+        self.rate.freed(self.plan.freed_blocks, took, still);
         Some(core::mem::take(&mut self.plan))
     }
 
@@ -876,13 +890,17 @@ impl Destage {
     }
 }
 
-/// How many of the oldest spans make the next batch: durable, bounded, and without a sync point
-/// between them unless the backend is `atomic`.
-fn batch_spans(log: &WriteLog, atomic: bool) -> usize {
+/// Whether a range can have no more runs than are replaced at once, so that nothing has to be looked for to know it.
+fn has_few_runs(range: SectorRange) -> bool {
+    range.count <= PIECE_RUNS_MAX as u64
+}
+
+/// How many of the oldest spans make the next batch: durable, bounded by so many blocks among others, and without a
+/// sync point between them unless the backend is `atomic`.
+fn batch_spans(log: &WriteLog, blocks_max: u64, atomic: bool) -> usize {
     let Some(front) = log.spans().front() else {
         return 0;
     };
-    let blocks_max = (log.ring_blocks() / BATCH_RING_DIVISOR).max(1);
     let bytes_end = log.bytes().retired + BATCH_BYTES_MAX;
     let fits = log.spans().iter().take_while(|span| {
         span.end() <= log.durable()

@@ -1,5 +1,6 @@
 //! Where writes go: to the log, or past it, and the way from one to the other. See the diagram of the module above.
 
+use crate::base::io::Nanos;
 use crate::log::destage::{Destage, Stage};
 use crate::log::extent_index::Sequence;
 use crate::log::write_log::WriteLog;
@@ -142,7 +143,8 @@ impl WritePath {
         }
         // What is held back from the beginning of a generation goes to the backend with it.
         if idle {
-            let soon = (destage.rate_blocks() * LAST_SECONDS) as u64;
+            // None is under way that could be late.
+            let soon = (destage.rate_blocks(Nanos(0)) * LAST_SECONDS) as u64;
             drain.last = log.used_blocks() <= soon.max(LAST_BLOCKS);
         }
         self.path = Path::Draining(drain);

@@ -63,7 +63,7 @@ impl WriteSources<'_> {
             path: self.direct.path(),
             log_is_silent: self.health.log_is_silent(),
             pace: Pace {
-                rate_blocks: self.destaging.generation().rate_blocks(),
+                rate_blocks: self.destaging.generation().rate_blocks(self.port.now),
                 drains: (self.direct).drains(self.damage, self.destaging, self.health),
             },
         }
@@ -150,7 +150,7 @@ impl Volume {
             path: self.direct.path(),
             log_is_silent: self.health.log_is_silent(),
             pace: Pace {
-                rate_blocks: self.destaging.generation().rate_blocks(),
+                rate_blocks: self.destaging.generation().rate_blocks(self.port.now),
                 drains: (self.direct).drains(&self.damage, &self.destaging, &self.health),
             },
         }
