@@ -801,6 +801,16 @@ impl Volume {
         wakeups.into_iter().flatten().min()
     }
 
+    /// Whether it may go on, or has to look again, when an operation of the cache's device ends.
+    pub fn follows_cache(&self) -> bool {
+        self.phase != Phase::Open
+            || self.close.is_some()
+            || !self.port.is_idle()
+            || self.port.owes_answer()
+            || matches!(self.destaging.generation().stage(), Stage::Invalidating(_))
+            || self.filling.follows_cache()
+    }
+
     /// The policy in effect. It differs from the configuration's while the log is still being emptied, or
     /// direct writes end.
     pub fn policy(&self) -> Policy {

@@ -18,6 +18,7 @@ mod closed_volumes;
 pub mod command;
 mod connection;
 mod control;
+mod due;
 mod heat;
 mod identity;
 mod jobs;
