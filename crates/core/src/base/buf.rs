@@ -395,14 +395,24 @@ impl Pool {
     /// A pool of at least `bytes`, rounded up to whole runs of the largest order.
     pub fn new(bytes: usize) -> Rc<Self> {
         let runs = bytes.div_ceil(REQUEST_BLOCKS_MAX * BLOCK_BYTES).max(1);
-        let blocks = runs * REQUEST_BLOCKS_MAX;
+        Self::of_runs(runs, ORDERS - 1)
+    }
+
+    /// A pool of a single run of so many blocks, a power of two, which is the largest buffer that it has.
+    pub fn small(blocks: usize) -> Rc<Self> {
+        assert!(blocks.is_power_of_two() && blocks <= REQUEST_BLOCKS_MAX);
+        Self::of_runs(1, blocks.ilog2() as usize)
+    }
+
+    fn of_runs(runs: usize, order: usize) -> Rc<Self> {
+        let blocks = runs << order;
         let mut lists = Lists {
             free: core::array::from_fn(|order| vec![false; blocks >> order].into_boxed_slice()),
             stacks: core::array::from_fn(|_| Vec::new()),
             free_blocks: 0,
         };
         for run in (0..runs).rev() {
-            lists.give(run * REQUEST_BLOCKS_MAX, ORDERS - 1);
+            lists.give(run << order, order);
         }
         Rc::new(Self {
             arena: Rc::new(Arena::with(blocks, true)),
@@ -489,7 +499,7 @@ impl Lists {
     fn give(&mut self, block: usize, order: usize) {
         self.free_blocks += 1 << order;
         let (mut index, mut k) = (block >> order, order);
-        while k + 1 < ORDERS && self.free[k][index ^ 1] {
+        while k + 1 < ORDERS && self.free[k].get(index ^ 1) == Some(&true) {
             self.free[k][index ^ 1] = false;
             index >>= 1;
             k += 1;
@@ -526,6 +536,20 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pool_that_is_small_is_whole_again_when_all_is_given_back() {
+        let pool = Pool::small(8);
+        assert_eq!(
+            (pool.total_bytes(), pool.free_bytes()),
+            (8 * 4096, 8 * 4096)
+        );
+        assert!(pool.alloc(9 * 4096).is_none());
+        let all: Vec<_> = (0..8).map(|_| pool.alloc(1).unwrap()).collect();
+        assert!(pool.alloc(1).is_none());
+        drop(all);
+        assert!(pool.alloc(8 * 4096).is_some());
+    }
 
     #[test]
     fn arena_claim_is_exclusive_until_every_share_is_gone() {

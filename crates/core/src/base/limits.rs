@@ -54,7 +54,7 @@ pub const LOG_BLOCK_CHECKSUM_BYTES: u64 = 4;
 pub const DESTAGE_ENTRIES_MAX: u64 = 8 << 10;
 /// Memory for each piece that destage writes: its place in the plan, and there in the order of the volume and of the
 /// log.
-const DESTAGE_PIECE_BYTES: u64 = 288;
+pub const DESTAGE_PIECE_BYTES: u64 = 288;
 
 const fn least(a: u64, b: u64) -> u64 {
     if a < b { a } else { b }
@@ -78,6 +78,20 @@ pub const fn log_memory_bytes(log_bytes: u64, entries_max: u64) -> u64 {
 }
 /// The longest zeroing that is one backend operation, and that adjacent ones become in the log.
 pub const ZERO_SECTORS_MAX: u64 = (4 << 30) / SECTOR_BYTES as u64;
+/// What each volume has of memory for the index of its log, whatever others hold: what it admits a write by, and some
+/// hundred entries beside.
+pub const LOG_INDEX_BYTES_LEAST: u64 = 128 << 10;
+/// The same for the plan of a generation: its least is what one span holds, each entry of which may cut another one.
+pub const DESTAGE_PLAN_BYTES_LEAST: u64 = 96 << 10;
+/// The same over an atomic backend, where a generation is never shorter than it would be with plenty.
+pub const DESTAGE_PLAN_BYTES_ATOMIC: u64 = (2 * DESTAGE_ENTRIES_MAX + 1) * DESTAGE_PIECE_BYTES;
+/// The same for what was written past the log and is not flushed.
+pub const UNFLUSHED_BYTES_LEAST: u64 = 72 << 10;
+/// Memory of one run in a tree at most, if they came in order, which leaves its nodes half full.
+pub const RUN_BYTES: u64 = 68;
+/// Blocks of a span's control part at most, as this version writes them. So those of every span that may be on its
+/// way fit a small pool of each volume.
+pub const SPAN_CONTROL_BLOCKS: usize = 1;
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 

@@ -32,6 +32,7 @@
 mod rate;
 
 use alloc::collections::BinaryHeap;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Range;
@@ -40,12 +41,14 @@ use rate::Rate;
 
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
-    CACHE_PROBE_BLOCKS_MAX, DESTAGE_ENTRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+    CACHE_PROBE_BLOCKS_MAX, DESTAGE_ENTRIES_MAX, DESTAGE_PIECE_BYTES, DESTAGE_PLAN_BYTES_ATOMIC,
+    DESTAGE_PLAN_BYTES_LEAST, REQUEST_BYTES_MAX, RUN_BYTES, SECTOR_BYTES, STEP_WORK_MAX,
     ZERO_SECTORS_MAX, pieces_max,
 };
 use crate::base::work::Work;
 use crate::cache::Barrier;
 use crate::format::EntryKind;
+use crate::log::budget::{IndexBudget, Share};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::{Span, WriteLog};
 
@@ -325,6 +328,10 @@ pub struct Destage {
     /// When the present generation's last write had ended.
     written: Nanos,
     rate: Rate,
+    /// Memory for the plan, and for what went along with earlier ones.
+    share: Share,
+    /// What the plan has of it.
+    plan_bytes: u64,
     work: Work,
 }
 
@@ -346,6 +353,8 @@ impl Default for Destage {
             started: Nanos(0),
             written: Nanos(0),
             rate: Rate::default(),
+            share: Share::default(),
+            plan_bytes: 0,
             work: Work::default(),
         }
     }
@@ -414,6 +423,7 @@ impl Destage {
         if spans == 0 {
             return false;
         }
+        let (spans, pieces_max) = self.reserve(spans, log, atomic);
         let last = &log.spans()[spans - 1];
         let entries = log.first_sequence()..last.end_sequence;
         // Past a sync point that lies inside the generation, nothing stands in for anything.
@@ -424,14 +434,15 @@ impl Destage {
         } else {
             entries.end
         };
-        let gathers = !atomic && self.ahead.len() < AHEAD_RUNS_MAX;
+        let ahead_bytes = DESTAGE_ENTRIES_MAX * RUN_BYTES;
+        let gathers = !atomic && self.ahead.len() < AHEAD_RUNS_MAX && self.share.takes(ahead_bytes);
         let end = entries.end;
         let listed = entries.start;
         self.planning = Planning {
             entries,
             covers_before,
             gathers_before: if gathers { interval_end } else { end },
-            pieces_max: pieces_max(log.entries_max()) as usize,
+            pieces_max,
             ..Planning::default()
         };
         self.plan = Plan {
@@ -447,6 +458,58 @@ impl Destage {
         self.doubted = false;
         self.started = now;
         true
+    }
+
+    /// The memory for plans is of this budget.
+    pub fn set_budget(&mut self, budget: &Rc<IndexBudget>, atomic: bool) {
+        let least = if atomic {
+            DESTAGE_PLAN_BYTES_ATOMIC
+        } else {
+            DESTAGE_PLAN_BYTES_LEAST
+        };
+        self.share = Share::new(budget, least);
+        self.charge();
+    }
+
+    /// That budget.
+    pub fn budget(&self) -> &Rc<IndexBudget> {
+        self.share.budget()
+    }
+
+    fn charge(&mut self) {
+        let ahead_bytes = self.ahead.len() as u64 * RUN_BYTES;
+        self.share.set(self.plan_bytes + ahead_bytes);
+    }
+
+    /// Take memory for the plan of a generation of so many spans: how many it may have, and into how many pieces its
+    /// entries may be cut. Where memory is short, everything is written as it is, and then less at a time, unless the
+    /// backend is atomic.
+    fn reserve(&mut self, spans: usize, log: &WriteLog, atomic: bool) -> (usize, usize) {
+        let entries_of = |spans: usize| log.spans()[spans - 1].end_sequence - log.first_sequence();
+        // An entry that lies within another one cuts that in two.
+        let bytes_of = |entries: u64, pieces: u64| (2 * entries + pieces + 1) * DESTAGE_PIECE_BYTES;
+        let entries = entries_of(spans);
+        let most = pieces_max(log.entries_max());
+        let pieces = [most, entries.min(most), 0];
+        let fits = |&pieces: &u64| self.share.takes(bytes_of(entries, pieces));
+        let (spans, pieces) = match pieces.into_iter().find(fits) {
+            Some(pieces) => (spans, pieces),
+            None if atomic => (spans, 0),
+            None => {
+                let fit = (1..=spans).rev();
+                let mut fit = fit.filter(|&spans| self.share.takes(bytes_of(entries_of(spans), 0)));
+                (fit.next().unwrap_or(1), 0)
+            }
+        };
+        self.plan_bytes = bytes_of(entries_of(spans), pieces);
+        self.charge();
+        (spans, pieces as usize)
+    }
+
+    /// The plan is gone.
+    fn release_plan(&mut self) {
+        self.plan_bytes = 0;
+        self.charge();
     }
 
     /// Generations that are taken up from now on end before the span that holds this position.
@@ -877,6 +940,7 @@ impl Destage {
         self.stage = Stage::Idle;
         let (took, still) = (now.since(self.started), now.since(self.written));
         self.rate.freed(self.plan.freed_blocks, took, still);
+        self.release_plan();
         Some(core::mem::take(&mut self.plan))
     }
 
@@ -886,6 +950,7 @@ impl Destage {
         self.stage = Stage::Idle;
         self.planning = Planning::default();
         self.plan = Plan::default();
+        self.release_plan();
         self.retry_at = None;
     }
 }

@@ -27,11 +27,9 @@ mod superblocks;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::rc::Rc;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
 pub use counts::SpanCounts;
-use parts::push;
 pub use parts::{Entry, Span};
 pub use superblocks::Superblocks;
 use zerocopy::IntoBytes;
@@ -41,21 +39,30 @@ use crate::base::buf::{Buf, Pool};
 use crate::base::cipher::Authenticator;
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX,
-    SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX, ZERO_SECTORS_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_INDEX_BYTES_LEAST, LOG_PART_BYTES,
+    LOG_PIECE_BYTES_MAX, REQUEST_BYTES_MAX, SPAN_CONTROL_BLOCKS, SPAN_DATA_BLOCKS_MAX,
+    SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX, ZERO_SECTORS_MAX,
 };
 use crate::format::{
     ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry,
     SpanHeader, block_checksum,
 };
+use crate::log::budget::{IndexBudget, Share};
+use crate::log::checksums::{Checksums, PAGE_BYTES};
 use crate::log::extent_index::Sequence;
 use crate::log::packing::{Compressed, Packing, Stored};
+use crate::log::queue::Queue;
 
 /// Blocks of the largest control part.
 const CONTROL_BLOCKS_MAX: u64 =
     SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) as u64;
 /// Blocks of the largest span.
 pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MAX;
+/// Memory for control parts and superblocks.
+const CONTROL_POOL_BLOCKS: usize = 32;
+/// Memory that has to be there for a write to be admitted: its parts and those of runs that are still to be cut, and
+/// pages of checksums.
+const ADMISSION_BYTES: u64 = SPAN_ENTRIES_MAX as u64 * LOG_PART_BYTES + 2 * PAGE_BYTES;
 /// Spans sealed and not yet durable at most: the caller appends nothing beyond, so that the
 /// control pool covers them.
 pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;
@@ -116,8 +123,8 @@ pub struct WriteLog {
     open: OpenSpan,
     open_bytes: usize,
     flights: VecDeque<Flight>,
-    spans: VecDeque<Span>,
-    entries: VecDeque<Entry>,
+    spans: Queue<Span>,
+    entries: Queue<Entry>,
     /// Sequence of `entries[0]`.
     first: Sequence,
     durable_sequence: Sequence,
@@ -130,7 +137,11 @@ pub struct WriteLog {
     bytes_retired: u64,
     bytes_durable: u64,
     /// CRC-32C of each ring block that holds live data.
-    checksums: Vec<u32>,
+    checksums: Checksums,
+    /// Where the checksums begin that may still be asked for.
+    checksums_from: u64,
+    /// Memory for all of this.
+    share: Share,
     /// Entries from this one on take from what is lost when they are retired.
     lost_from: Sequence,
     /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
@@ -143,7 +154,7 @@ impl WriteLog {
     pub fn new(superblock: LogSuperblock, keys: Option<Arc<dyn Authenticator>>) -> Self {
         let ring_blocks = superblock.ring_blocks.get();
         let tail = superblock.tail.get();
-        let control_pool = Pool::new(REQUEST_BYTES_MAX);
+        let control_pool = Pool::small(CONTROL_POOL_BLOCKS);
         Self {
             superblocks: Superblocks::new(&superblock, keys, Rc::clone(&control_pool)),
             ring_blocks,
@@ -156,8 +167,8 @@ impl WriteLog {
             open: OpenSpan::default(),
             open_bytes: 0,
             flights: VecDeque::new(),
-            spans: VecDeque::new(),
-            entries: VecDeque::new(),
+            spans: Queue::default(),
+            entries: Queue::default(),
             first: 0,
             durable_sequence: 0,
             entries_max: u64::MAX,
@@ -166,7 +177,9 @@ impl WriteLog {
             bytes_appended: 0,
             bytes_retired: 0,
             bytes_durable: 0,
-            checksums: vec![0; ring_blocks as usize],
+            checksums: Checksums::new(ring_blocks),
+            checksums_from: tail,
+            share: Share::new(&IndexBudget::unlimited(), LOG_INDEX_BYTES_LEAST),
             lost_from: 0,
             control_pool,
         }
@@ -214,8 +227,7 @@ impl WriteLog {
             );
         }
         for (block, checksum) in (data_position..).zip(checksums) {
-            let slot = self.slot(block);
-            self.checksums[slot] = *checksum;
+            self.checksums.set(block, *checksum);
         }
         let span = Span {
             position,
@@ -232,7 +244,7 @@ impl WriteLog {
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
-        push(&mut self.spans, span, self.ring_blocks);
+        self.spans.push_back(span);
         from..self.next_sequence()
     }
 
@@ -276,16 +288,23 @@ impl WriteLog {
             self.bytes_appended += entry.range.bytes() as u64;
         }
         self.superblocks.lost.remove(entry.range);
-        push(&mut self.entries, entry, self.ring_blocks);
+        self.entries.push_back(entry);
     }
 
     /// Have the next entries, of so many data blocks, go into one span: they are one write.
     pub fn keep_together(&mut self, now: Nanos, entries: usize, data_blocks: usize) {
-        if self.open.entries.len() + entries > SPAN_ENTRIES_MAX
-            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
-        {
+        if !self.fits_open_span(entries, data_blocks) {
             self.seal(now);
         }
+    }
+
+    /// Whether so many more entries, with so many data blocks, fit the open span.
+    fn fits_open_span(&self, entries: usize, data_blocks: usize) -> bool {
+        let entries = self.open.entries.len() + entries;
+        let data_blocks = self.open_blocks() as usize + data_blocks;
+        entries <= SPAN_ENTRIES_MAX
+            && data_blocks <= SPAN_DATA_BLOCKS_MAX
+            && SpanHeader::control_blocks_for(entries, data_blocks) <= SPAN_CONTROL_BLOCKS
     }
 
     /// Accept an entry into the open span, with what its data is stored as if that is not itself, and
@@ -306,10 +325,7 @@ impl WriteLog {
             0
         };
         let sync = core::mem::take(&mut self.sync_pending);
-        if sync
-            || self.open.entries.len() == SPAN_ENTRIES_MAX
-            || self.open_blocks() as usize + data_blocks > SPAN_DATA_BLOCKS_MAX
-        {
+        if sync || !self.fits_open_span(1, data_blocks) {
             self.seal(now);
         }
         if self.open.entries.is_empty() {
@@ -352,7 +368,7 @@ impl WriteLog {
         }
         self.open.note_accepted(now);
         self.open.entries.push(on_device);
-        push(&mut self.entries, entry, self.entries_max);
+        self.entries.push_back(entry);
         stored_bytes
     }
 
@@ -451,7 +467,7 @@ impl WriteLog {
             since: open.since,
             bytes_end: self.bytes_appended,
         };
-        push(&mut self.spans, span, self.ring_blocks);
+        self.spans.push_back(span);
         self.head = position + blocks;
         assert!(
             self.head - self.tail <= self.ring_blocks,
@@ -470,8 +486,7 @@ impl WriteLog {
             self.entries[index].position = data_position + u64::from(entry.data_block.get());
         }
         for (block, &checksum) in (data_position..).zip(&open.checksums) {
-            let slot = self.slot(block);
-            self.checksums[slot] = checksum;
+            self.checksums.set(block, checksum);
         }
     }
 
@@ -594,11 +609,8 @@ impl WriteLog {
     /// Forget the first `spans` spans: a superblock with the tail after them is durable. Returns
     /// their entries.
     pub fn retire(&mut self, spans: usize) -> impl Iterator<Item = Entry> + '_ {
-        let last = self
-            .spans
-            .drain(..spans)
-            .next_back()
-            .expect("something to retire");
+        let last = self.spans.drain_front(spans).last();
+        let last = last.expect("something to retire");
         assert!(last.end() <= self.durable, "only durable spans are retired");
         self.tail = last.end();
         self.bytes_retired = last.bytes_end;
@@ -607,16 +619,22 @@ impl WriteLog {
         // Of a log that was abandoned, this is what makes it durable.
         self.bytes_durable = self.bytes_durable.max(last.bytes_end);
         self.durable_sequence = self.durable_sequence.max(last.end_sequence);
-        self.entries.drain(..count)
-    }
-
-    fn slot(&self, position: u64) -> usize {
-        (position % self.ring_blocks) as usize
+        self.entries.drain_front(count)
     }
 
     /// The checksum that the data block at `position` must have.
     pub fn checksum(&self, position: u64) -> u32 {
-        self.checksums[self.slot(position)]
+        self.checksums.get(position)
+    }
+
+    /// Forget the checksums of what is retired, but for what lies behind `oldest`, which a read still needs.
+    pub fn forget_checksums(&mut self, oldest: Option<u64>) {
+        let to = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
+        if to > self.checksums_from {
+            self.checksums.forget(self.checksums_from..to, self.head);
+            self.checksums_from = to;
+            self.charge();
+        }
     }
 
     /// Offset in bytes on the log's region of the block at `position`, and how many blocks follow
@@ -635,6 +653,7 @@ impl WriteLog {
         let slack = SPAN_ENTRIES_MAX as u64;
         if self.entries.len() as u64 + slack > self.entries_max
             || self.parts() + slack > self.parts_max()
+            || !self.share.takes(ADMISSION_BYTES)
         {
             return false;
         }
@@ -660,7 +679,7 @@ impl WriteLog {
     }
 
     /// The sealed spans that are not retired, oldest first.
-    pub fn spans(&self) -> &VecDeque<Span> {
+    pub fn spans(&self) -> &Queue<Span> {
         &self.spans
     }
 
@@ -728,12 +747,41 @@ impl WriteLog {
         let parts = share(self.parts(), self.parts_max());
         let open = u64::from(!self.open.entries.is_empty()) + self.open_blocks();
         let used = self.head - self.tail + open;
-        used.max(entries).max(parts)
+        let memory = if used == 0 { 0.0 } else { self.share.fill() };
+        let memory = (self.ring_blocks as f64 * memory) as u64;
+        used.max(entries).max(parts).max(memory)
+    }
+
+    /// How urgently what it holds is to be destaged for the sake of memory, from 0 to 1.
+    pub fn memory_pressure(&self) -> f64 {
+        self.share.pressure()
+    }
+
+    /// Have its memory be of this budget.
+    pub fn set_budget(&mut self, budget: &Rc<IndexBudget>) {
+        self.share = Share::new(budget, LOG_INDEX_BYTES_LEAST);
+        self.charge();
+    }
+
+    /// Memory that it has of the budget.
+    pub fn share_mut(&mut self) -> &mut Share {
+        &mut self.share
+    }
+
+    /// Memory that it has of the budget.
+    pub fn share(&self) -> &Share {
+        &self.share
+    }
+
+    fn charge(&mut self) {
+        let bytes = self.parts() * LOG_PART_BYTES + self.checksums.page_bytes();
+        self.share.set(bytes);
     }
 
     /// The index has so many runs of its entries.
     pub fn note_runs(&mut self, runs: usize) {
         self.runs = runs as u64;
+        self.charge();
     }
 
     /// What is in memory of the log: entries, spans, runs. Each takes [`LOG_PART_BYTES`] at most.
@@ -795,9 +843,9 @@ impl WriteLog {
 
     /// Memory of the log's tables in bytes, data not included.
     pub fn memory_bytes(&self) -> usize {
-        self.checksums.len() * 4
-            + self.entries.capacity() * size_of::<Entry>()
-            + self.spans.capacity() * size_of::<Span>()
+        self.checksums.memory_bytes()
+            + self.entries.memory_bytes()
+            + self.spans.memory_bytes()
             + self.control_pool.total_bytes()
     }
 
@@ -814,7 +862,7 @@ impl WriteLog {
     pub fn check_allocation(&self) {
         let (mut at, mut sync_points) = (self.tail, 0);
         let mut sequence = self.first;
-        for span in &self.spans {
+        for span in self.spans.iter() {
             let lap = at.next_multiple_of(self.ring_blocks);
             assert!(
                 span.position == at || span.position == lap,
@@ -899,7 +947,17 @@ fn write_control(out: &mut [u8], header: &SpanHeader, entries: &[SpanEntry], che
 
 // Every span that may be sealed at once, the one that an append seals, and a superblock.
 const _: () = assert!(
-    (FLIGHTS_MAX + 4) * (CONTROL_BLOCKS_MAX as usize).next_power_of_two() * BLOCK_BYTES
-        <= REQUEST_BYTES_MAX,
+    (FLIGHTS_MAX + 4) * SPAN_CONTROL_BLOCKS <= CONTROL_POOL_BLOCKS,
     "the control pool covers the spans in flight"
+);
+const _: () = assert!(
+    SpanHeader::control_blocks_for(
+        2 + REQUEST_BYTES_MAX / LOG_PIECE_BYTES_MAX,
+        REQUEST_BYTES_MAX / BLOCK_BYTES + 1
+    ) <= SPAN_CONTROL_BLOCKS,
+    "a span holds the largest request in pieces, behind a sync point"
+);
+const _: () = assert!(
+    2 * ADMISSION_BYTES <= LOG_INDEX_BYTES_LEAST,
+    "a volume has room for some writes, whatever others hold"
 );

@@ -26,6 +26,7 @@ use crate::base::limits::{
     BLOCK_BYTES, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
 use crate::format::EntryKind;
+use crate::log::budget::IndexBudget;
 use crate::log::destage::{Destage, Part, Planned, Stage};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::WriteLog;
@@ -54,6 +55,34 @@ impl Target {
 /// There is no buffer to unpack into.
 struct NoMemory;
 
+/// Memory to read the log with where the pool has none.
+#[derive(Debug)]
+struct Reserve {
+    pool: Rc<Pool>,
+    budget: Rc<IndexBudget>,
+}
+
+impl Reserve {
+    /// One, if there is one.
+    fn take(budget: &Rc<IndexBudget>) -> Option<Self> {
+        budget.take_reserve(RESERVE_BYTES as u64).then(|| Self {
+            pool: Pool::new(RESERVE_BYTES),
+            budget: Rc::clone(budget),
+        })
+    }
+
+    /// Whether nothing of it is in use.
+    fn is_free(&self) -> bool {
+        self.pool.free_bytes() == self.pool.total_bytes()
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        self.budget.give_reserve(RESERVE_BYTES as u64);
+    }
+}
+
 /// An item whose data is being read from the log.
 #[derive(Debug)]
 struct Gathering {
@@ -76,7 +105,7 @@ pub(super) struct Destaging {
     /// The generation that is taken up needs what is bad in the log, and waits for it.
     meets_damage: bool,
     /// For reading the log when the pool is empty, so that destage always goes on.
-    reserve: Option<Rc<Pool>>,
+    reserve: Option<Reserve>,
 }
 
 impl Destaging {
@@ -170,7 +199,8 @@ impl Destaging {
     pub(super) fn pressure(config: &VolumeConfig, log: &WriteLog) -> f64 {
         let min = f64::from(config.dirty_ratio_min) / 100.0;
         let max = f64::from(config.dirty_ratio_max) / 100.0;
-        ((log_fill(log) - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
+        let fill = log_fill(log).max(log.memory_pressure());
+        ((fill - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
     }
 
     /// Items under way at most: all that are allowed when somebody waits, few for the deadline's
@@ -369,6 +399,7 @@ impl Destaging {
                 resident += usize::from(entry.held_blocks) * BLOCK_BYTES;
             }
         }
+        from.log.forget_checksums();
         from.damage.forget_bad(from.log.get());
         if let Some(plan) = self.generation.retired(now, spans, from.log.get()) {
             self.chunks.clear();
@@ -580,13 +611,14 @@ impl Destaging {
     fn buffer(&mut self, bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
         if let Some(buf) = shared_buffer(bytes, cx) {
             // What was needed in a shortage is given back.
-            let is_free = |reserve: &mut Rc<Pool>| reserve.free_bytes() == reserve.total_bytes();
+            let is_free = |reserve: &mut Reserve| reserve.is_free();
             self.reserve.take_if(is_free);
             return Some(buf);
         }
-        self.reserve
-            .get_or_insert_with(|| Pool::new(RESERVE_BYTES))
-            .alloc(bytes)
+        if self.reserve.is_none() {
+            self.reserve = Reserve::take(self.generation.budget());
+        }
+        self.reserve.as_ref()?.pool.alloc(bytes)
     }
 
     /// A part was read alone, or could not be. Returns whether it is bad, for good.

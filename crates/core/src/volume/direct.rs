@@ -33,6 +33,8 @@ mod path;
 mod queue;
 mod sources;
 
+use alloc::rc::Rc;
+
 use flushes::{BackendFlushes, Flusher};
 use mark::UnflushedMark;
 pub(super) use path::WritePath;
@@ -50,6 +52,7 @@ use super::{Context, Phase, Policy, VolumeConfig};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Done, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::cache::{ReadCache, Tie};
+use crate::log::budget::IndexBudget;
 use crate::log::destage::Stage;
 use crate::log::extent_index::Sequence;
 
@@ -127,6 +130,11 @@ impl Direct {
     /// What was looked at so far, where that is counted.
     pub(super) fn work(&self) -> u64 {
         self.flushes.work() + self.writes.work()
+    }
+
+    /// Its memory is of this budget.
+    pub(super) fn set_budget(&mut self, budget: &Rc<IndexBudget>) {
+        self.flushes.set_budget(budget);
     }
 
     /// Memory of its tables in bytes.

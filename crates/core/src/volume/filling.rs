@@ -212,6 +212,11 @@ impl Filling {
         }
     }
 
+    /// Whether what the cache loses or has room for concerns it.
+    pub(super) fn follows_cache(&self) -> bool {
+        !self.pins.is_empty() || !self.warm.is_empty()
+    }
+
     /// When the next piece may begin, if there is one.
     pub(super) fn wakeup(&self) -> Option<Nanos> {
         self.has_work().then_some(self.next_at)

@@ -93,6 +93,7 @@ use crate::base::limits::{
 };
 use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
+use crate::log::budget::IndexBudget;
 use crate::log::destage::Stage;
 use crate::log::extent_index::ExtentIndex;
 use crate::log::replay::Found;
@@ -185,6 +186,8 @@ pub enum Cut {
 
 /// How soon work that found no buffer is tried again.
 const MEMORY_WAIT: Nanos = Nanos::from_millis(1);
+/// The same where a replay waits until others have destaged: whoever has the budget polls it when that changes.
+const BUDGET_WAIT: Nanos = Nanos::from_millis(100);
 
 /// The state of one open volume: its machines, and the rules that concern several of them.
 #[derive(Debug)]
@@ -246,6 +249,24 @@ impl Volume {
         };
         volume.opening.read_ahead(&mut volume.port, cx);
         volume
+    }
+
+    /// What it needs of memory to know what its log holds is of this budget: to be said at once after [`Self::open`].
+    pub fn set_index_budget(&mut self, budget: &Rc<IndexBudget>) {
+        if let Some(replay) = self.opening.replay() {
+            replay.set_budget(budget);
+        }
+        let atomic = self.config.backend_atomic;
+        self.destaging.generation_mut().set_budget(budget, atomic);
+        self.direct.set_budget(budget);
+    }
+
+    /// Whether it has to be polled when much of its budget has been taken or given back since.
+    pub fn follows_budget(&self) -> bool {
+        let log = self.log.if_open();
+        self.writes.waiting() > 0
+            || self.phase == Phase::Opening
+            || log.is_some_and(|log| log.share().held() > 0)
     }
 
     /// What was kept of the log's superblock beside its device, if anything was: to be said at once after
@@ -570,6 +591,7 @@ impl Volume {
                 self.note_trouble();
             }
         }
+        let awaits_budget = self.phase == Phase::Opening && self.opening.awaits_memory();
         let waits = match self.phase {
             Phase::Opening => self.opening.is_replaying() && self.port.is_idle(),
             Phase::Open | Phase::Closing => {
@@ -581,7 +603,12 @@ impl Volume {
             }
             Phase::Failed(_) | Phase::Closed => false,
         };
-        self.memory_wait = waits.then(|| now.plus(MEMORY_WAIT));
+        let wait = if awaits_budget {
+            BUDGET_WAIT
+        } else {
+            MEMORY_WAIT
+        };
+        self.memory_wait = waits.then(|| now.plus(wait));
     }
 
     // Opening and closing.
@@ -604,6 +631,7 @@ impl Volume {
         let stats = &mut self.port.stats;
         let (mut whole, mut record) = (false, None);
         let actions = &mut *cx.actions;
+        let mut runs = 0;
         let outcome = replay.read_done(now, chunk, result, |log, found| match found {
             Found::Entries(sequences) => {
                 for sequence in sequences {
@@ -617,11 +645,15 @@ impl Volume {
                     cached.own(range);
                     stats.replayed_entries += 1;
                 }
+                runs = index.len();
             }
             // It says something to somebody: to leave it out would be to lose it.
             Found::Record(found) => record = record.or(Some(found.span)),
             Found::Done => whole = true,
         });
+        if runs > 0 {
+            replay.note_runs(runs);
+        }
         let refused = record.map(|position| OpenError::Record { position });
         match outcome.and_then(|()| refused.map_or(Ok(()), Err)) {
             Err(error) => {
@@ -799,6 +831,16 @@ impl Volume {
             self.opening.has_waiting().then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
+    }
+
+    /// Whether it may go on, or has to look again, when an operation of the cache's device ends.
+    pub fn follows_cache(&self) -> bool {
+        self.phase != Phase::Open
+            || self.close.is_some()
+            || !self.port.is_idle()
+            || self.port.owes_answer()
+            || matches!(self.destaging.generation().stage(), Stage::Invalidating(_))
+            || self.filling.follows_cache()
     }
 
     /// The policy in effect. It differs from the configuration's while the log is still being emptied, or

@@ -122,7 +122,14 @@ impl OpenLog {
         *count -= 1;
         if *count == 0 {
             self.pins.remove(&position);
+            self.forget_checksums();
         }
+    }
+
+    /// Forget the checksums of what is retired and not being read.
+    pub(super) fn forget_checksums(&mut self) {
+        let oldest = self.oldest_pin();
+        self.get_mut().forget_checksums(oldest);
     }
 
     /// The first position that a read needs.

@@ -63,10 +63,9 @@ impl Opening {
 
     /// Read more of the log, as far as there is memory.
     pub(super) fn read_ahead(&mut self, port: &mut Port, cx: &mut Context<'_>) {
-        while let Some(read) = self
-            .replay
-            .as_mut()
-            .and_then(|replay| replay.next_read(cx.pool))
+        while let Some(replay) = self.replay.as_mut()
+            && replay.has_memory()
+            && let Some(read) = replay.next_read(cx.pool)
         {
             let token = port.begin(Op::Replay { chunk: read.chunk });
             cx.actions.push(Action::LogRead {
@@ -75,6 +74,12 @@ impl Opening {
                 buf: read.buf,
             });
         }
+    }
+
+    /// Whether the log is not read on because there is no memory for what it may hold.
+    pub(super) fn awaits_memory(&mut self) -> bool {
+        let replay = self.replay.as_mut();
+        replay.is_some_and(|replay| !replay.has_memory())
     }
 
     /// A request has come.

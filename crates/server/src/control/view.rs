@@ -471,10 +471,10 @@ pub fn store(counts: &hdcs_backend::stores::Counts) -> StoreCounters {
     }
 }
 
-fn latency(histogram: &Histogram<u64>) -> Latency {
-    if histogram.is_empty() {
+fn latency(histogram: Option<&Histogram<u64>>) -> Latency {
+    let Some(histogram) = histogram.filter(|histogram| !histogram.is_empty()) else {
         return Latency::default();
-    }
+    };
     let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1000.0;
     Latency {
         count: histogram.len(),
@@ -491,9 +491,9 @@ fn latency(histogram: &Histogram<u64>) -> Latency {
 /// Latencies of a volume.
 pub fn latencies(report: &VolumeReport) -> Latencies {
     Latencies {
-        read: latency(&report.read_latency),
-        write: latency(&report.write_latency),
-        flush: latency(&report.flush_latency),
+        read: latency(report.read_latency.as_deref()),
+        write: latency(report.write_latency.as_deref()),
+        flush: latency(report.flush_latency.as_deref()),
     }
 }
 

@@ -140,6 +140,9 @@ impl std::fmt::Debug for VolumeSpec {
     }
 }
 
+/// Latencies of one class, in nanoseconds; `None` if nothing of it was ever asked. Reports share them.
+pub type Latencies = Option<Arc<hdrhistogram::Histogram<u64>>>;
+
 /// One volume as its shard sees it.
 #[derive(Clone, Debug)]
 pub struct VolumeReport {
@@ -160,11 +163,11 @@ pub struct VolumeReport {
     /// Whether its log holds something beyond its end, which has to be destaged before it grows.
     pub holds_cut: bool,
     /// Latency of reads in nanoseconds, from arrival to reply.
-    pub read_latency: hdrhistogram::Histogram<u64>,
+    pub read_latency: Latencies,
     /// Latency of writes.
-    pub write_latency: hdrhistogram::Histogram<u64>,
+    pub write_latency: Latencies,
     /// Latency of flushes.
-    pub flush_latency: hdrhistogram::Histogram<u64>,
+    pub flush_latency: Latencies,
     /// NBD connections that have it open.
     pub connections: usize,
     /// What quality of service has counted.

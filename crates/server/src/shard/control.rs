@@ -33,9 +33,9 @@ use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
-use super::served::{self, Served};
+use super::served::{Listed, Served};
 use super::state::ShardState;
-use super::turn::{Listener, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
+use super::turn::{Listener, NEVER, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
 use crate::data_dir::dirty::Left;
 use crate::log_limit::LogLimit;
@@ -263,7 +263,7 @@ impl Shard {
             queued: Nanos(0),
             waiting: std::collections::VecDeque::new(),
             hurry: false,
-            listed: false,
+            listed: Listed::default(),
             opening: Some(answer),
             log_identity: opened.log_identity,
             admission: spec.admission,
@@ -275,7 +275,7 @@ impl Shard {
             tier_out: None,
             pin_trouble: None,
             held: Vec::new(),
-            latencies: std::array::from_fn(|_| served::histogram()),
+            latencies: Default::default(),
             memory: spec.memory,
         });
         state.numbers.insert(number, slot);
@@ -296,9 +296,7 @@ impl Shard {
         self.state.numbers.remove(&served.number);
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
-        if let Some(due) = self.state.due.get_mut(slot as usize) {
-            *due = Nanos(u64::MAX);
-        }
+        self.state.due.set(slot, NEVER);
         let failed = match served.volume.phase() {
             Phase::Failed(error) => Some(not_replayed(error)),
             _ => None,

@@ -19,6 +19,7 @@ pub mod command;
 mod connection;
 mod control;
 pub mod counts;
+mod due;
 mod heat;
 mod identity;
 mod jobs;

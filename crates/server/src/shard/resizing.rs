@@ -85,6 +85,7 @@ impl ShardState {
         let resize = Resize::begin(number.0, bytes, is_atomic, &view);
         served.grown = None;
         served.resizing = Some(Resizing { resize, answer });
+        self.settle_later(slot);
         self.go_on_resizing(slot);
     }
 

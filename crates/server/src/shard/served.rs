@@ -20,7 +20,7 @@ use hdcs_frontend::{Export, VolumeNumber};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
-use super::command::{Admission, Answer, OpenFailure, OpenedAs, VolumeReport};
+use super::command::{Admission, Answer, Latencies, OpenFailure, OpenedAs, VolumeReport};
 use super::resizing::Resizing;
 use super::snapshots::Snapshotting;
 use crate::data_dir::dirty::{Amount, Left, LogIdentity};
@@ -94,6 +94,17 @@ pub struct Pending {
     pub ticket: Option<Ticket>,
 }
 
+/// In which lists of its shard a volume waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Listed {
+    /// Those to be polled.
+    pub to_poll: bool,
+    /// Those to be settled.
+    pub to_settle: bool,
+    /// Those that follow the cache.
+    pub with_cache: bool,
+}
+
 /// See the module.
 pub struct Served {
     /// Its name.
@@ -128,8 +139,8 @@ pub struct Served {
     pub waiting: VecDeque<Submitted>,
     /// Whether its backend has ended something at once since it was polled.
     pub hurry: bool,
-    /// Whether it waits in the shard's list of those to be polled.
-    pub listed: bool,
+    /// In which lists of the shard it waits.
+    pub listed: Listed,
     /// Who waits for the end of the replay.
     pub opening: Option<Answer<OpenedAs, OpenFailure>>,
     /// Its log, as it was found.
@@ -152,8 +163,8 @@ pub struct Served {
     pub pin_trouble: Option<String>,
     /// Backend operations that wait until the backend has shrunk, or has kept a state.
     pub held: Vec<Operation>,
-    /// Latency by class.
-    pub latencies: [Histogram<u64>; 3],
+    /// Latency by class, of those that were ever used.
+    pub latencies: [Latencies; 3],
     /// Memory that is reserved for it.
     pub memory: Arc<VolumeMemory>,
 }
@@ -185,6 +196,15 @@ impl Served {
             let left = self.volume.stats(now).destage_all_remaining_bytes;
             snapshotting.operation.note_destaged(left);
         }
+    }
+
+    /// Whether it opens, closes, or something about it is being changed.
+    pub fn is_changing(&self) -> bool {
+        self.volume.phase() != Phase::Open
+            || self.opening.is_some()
+            || self.resizing.is_some()
+            || self.snapshotting.is_some()
+            || self.tier_out.is_some()
     }
 
     /// Whether it is to close once all is tiered out, which its log or its local store will not have.
@@ -219,7 +239,9 @@ impl Served {
             Class::Flush => &mut self.latencies[2],
             Class::Other => return,
         };
-        histogram.saturating_record(took.0);
+        // Copied once after each report, whoever still has that.
+        let histogram = histogram.get_or_insert_with(|| Arc::new(histogram_of_latencies()));
+        Arc::make_mut(histogram).saturating_record(took.0);
     }
 
     /// Whether nothing is left that could still concern it, but perhaps operations of devices that do not answer.
@@ -348,9 +370,9 @@ impl Served {
     }
 }
 
-/// An empty histogram of nanoseconds: 1 µs to 100 s, two digits. It takes 23 KB, and each volume has three; three
+/// An empty histogram of nanoseconds: 1 µs to 100 s, two digits. It takes 23 KB, and each volume has up to three; three
 /// digits would take 156 KB.
-pub fn histogram() -> Histogram<u64> {
+fn histogram_of_latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 100_000_000_000, 2).expect("constant bounds are valid")
 }
 

@@ -74,6 +74,7 @@ impl ShardState {
             given_up: None,
             answer,
         });
+        self.settle_later(slot);
         self.go_on_snapshotting(slot);
     }
 

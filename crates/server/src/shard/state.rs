@@ -26,6 +26,7 @@ use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_
 use super::ciphered_log::Write;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
+use super::due::Due;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
 use super::shares::ClientShares;
@@ -53,9 +54,13 @@ pub struct ShardState {
     pub refusal_said: Cell<Nanos>,
     /// Where clients' comings and goings are noted.
     pub events: Recorder,
-    /// By volume slot: when it must be polled.
-    pub due: Vec<Nanos>,
+    /// When volumes must be polled.
+    pub due: Due,
     pub touched: Vec<u32>,
+    /// Volumes that were touched, or open, close or change, to be settled in this turn.
+    pub settling: Vec<u32>,
+    /// Volumes that an operation of the cache's device may let go on when it ends.
+    pub cache_followers: Vec<u32>,
     pub requests: Requests,
     pub actions: Vec<Action>,
     pub completions: Vec<Completion>,
@@ -164,10 +169,30 @@ impl ShardState {
     /// Mark a volume for a poll in this turn.
     pub fn touch(&mut self, slot: u32) {
         if let Some(served) = self.volumes.get_mut(slot)
-            && !served.listed
+            && !served.listed.to_poll
         {
-            served.listed = true;
+            served.listed.to_poll = true;
             self.touched.push(slot);
+        }
+        self.settle_later(slot);
+    }
+
+    /// Have a volume looked at when volumes are settled.
+    pub fn settle_later(&mut self, slot: u32) {
+        if let Some(served) = self.volumes.get_mut(slot)
+            && !std::mem::replace(&mut served.listed.to_settle, true)
+        {
+            self.settling.push(slot);
+        }
+    }
+
+    /// An operation of the cache's device ended: a volume may wait for what has just become durable.
+    pub fn touch_cache_followers(&mut self) {
+        for slot in std::mem::take(&mut self.cache_followers) {
+            if let Some(served) = self.volumes.get_mut(slot) {
+                served.listed.with_cache = false;
+            }
+            self.touch(slot);
         }
     }
 
@@ -514,10 +539,9 @@ impl ShardState {
 
     /// Poll the volumes that were touched or whose time has come, then the cache.
     pub fn poll(&mut self) {
-        for slot in 0..self.due.len() as u32 {
-            if self.due[slot as usize] <= self.now {
-                self.touch(slot);
-            }
+        let come: Vec<u32> = self.due.come(self.now).collect();
+        for slot in come {
+            self.touch(slot);
         }
         let mut touched = std::mem::take(&mut self.touched);
         for &slot in &touched {
@@ -562,18 +586,19 @@ impl ShardState {
         let Some(served) = self.volumes.get_mut(slot) else {
             return;
         };
-        served.listed = false;
+        served.listed.to_poll = false;
         let volume = served.volume.next_wakeup().unwrap_or(NEVER);
         let backend = served.backend.next_wakeup().unwrap_or(NEVER);
-        let index = slot as usize;
-        if self.due.len() <= index {
-            self.due.resize(index + 1, NEVER);
+        if served.volume.follows_cache() && !std::mem::replace(&mut served.listed.with_cache, true)
+        {
+            self.cache_followers.push(slot);
         }
         // What ended at once while the volume was polled, it has yet to go on with.
-        self.due[index] = if std::mem::take(&mut served.hurry) {
+        let due = if std::mem::take(&mut served.hurry) {
             self.now
         } else {
             volume.min(backend)
         };
+        self.due.set(slot, due);
     }
 }

@@ -45,6 +45,7 @@ use super::command::{
 use super::connection::{Connection, introduce};
 use super::control::NOT_OPEN;
 use super::counts::ShardCounts;
+use super::due::Due;
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
@@ -53,7 +54,7 @@ use super::places::{NO_PLACE, Places};
 use super::readmission::{self, Readmission};
 use super::requests::Requests;
 use super::scrub::Scrub;
-use super::served::{Origin, Submitted};
+use super::served::{Origin, Served, Submitted};
 use super::shares::{ClientShares, as_counted};
 use super::slots::Slots;
 use super::state::{SessionHost, ShardState};
@@ -234,8 +235,10 @@ impl Shard {
             explained: HashMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
-            due: Vec::new(),
+            due: Due::default(),
             touched: Vec::new(),
+            settling: Vec::new(),
+            cache_followers: Vec::new(),
             requests: Requests::new(),
             actions,
             completions: Vec::new(),
@@ -398,7 +401,7 @@ impl Shard {
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
         let stopping = self.stopping.as_ref();
         let stop = stopping.and_then(|stopping| stopping.stop.next_wakeup());
-        let due = self.state.due.iter().copied();
+        let due = self.state.due.next().into_iter();
         let identity = self.identity.next_wakeup();
         let cache = self.state.cache.next_wakeup();
         let retry = self.readmission.next_wakeup();
@@ -447,10 +450,7 @@ impl Shard {
                 let event = CacheEvent::Completed(Completion { token, result });
                 self.state.step_cache(event);
                 self.state.cache_touched = true;
-                // A volume may wait for what has just become durable.
-                for slot in 0..self.state.volumes.end() {
-                    self.state.touch(slot);
-                }
+                self.state.touch_cache_followers();
             }
             (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {
@@ -788,57 +788,71 @@ impl Shard {
 
     /// Volumes that have come to the end of opening or closing.
     fn settle(&mut self) {
-        for slot in 0..self.state.volumes.end() {
-            let Some(served) = self.state.volumes.get_mut(slot) else {
-                continue;
-            };
-            match served.volume.phase() {
-                Phase::Opening => {}
-                // What the backend has to do may wait for the end of a resize, or of a snapshot that was asked for when the
-                // volume was already told to close.
-                Phase::Closing => {
-                    self.state
-                        .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
+        let mut settling = std::mem::take(&mut self.state.settling);
+        for slot in settling.drain(..) {
+            if let Some(served) = self.state.volumes.get_mut(slot) {
+                served.listed.to_settle = false;
+            }
+            self.settle_one(slot);
+            let served = self.state.volumes.get(slot);
+            if served.is_some_and(Served::is_changing) {
+                self.state.settle_later(slot);
+            }
+        }
+        settling.append(&mut self.state.settling);
+        self.state.settling = settling;
+    }
+
+    fn settle_one(&mut self, slot: u32) {
+        let Some(served) = self.state.volumes.get_mut(slot) else {
+            return;
+        };
+        match served.volume.phase() {
+            Phase::Opening => {}
+            // What the backend has to do may wait for the end of a resize, or of a snapshot that was asked for when the
+            // volume was already told to close.
+            Phase::Closing => {
+                self.state
+                    .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
+                self.state.go_on_resizing(slot);
+            }
+            Phase::Open => {
+                // A resize or a snapshot would wait for the same for ever; the close ends it.
+                if served.is_to_close_stuck() {
+                    self.state.go_on_tiering(slot);
+                    return;
+                }
+                if let Some(snapshotting) = &served.snapshotting {
+                    if snapshotting.operation.awaits_tier_out() {
+                        self.state.go_on_tiering(slot);
+                    }
+                    self.state.go_on_snapshotting(slot);
+                    return;
+                }
+                if served.resizing.is_some() {
                     self.state.go_on_resizing(slot);
+                    return;
                 }
-                Phase::Open => {
-                    // A resize or a snapshot would wait for the same for ever; the close ends it.
-                    if served.is_to_close_stuck() {
-                        self.state.go_on_tiering(slot);
-                        continue;
-                    }
-                    if let Some(snapshotting) = &served.snapshotting {
-                        if snapshotting.operation.awaits_tier_out() {
-                            self.state.go_on_tiering(slot);
-                        }
-                        self.state.go_on_snapshotting(slot);
-                        continue;
-                    }
-                    if served.resizing.is_some() {
-                        self.state.go_on_resizing(slot);
-                        continue;
-                    }
-                    if served.tier_out.is_some() {
-                        self.state.go_on_tiering(slot);
-                        continue;
-                    }
-                    if let Some(answer) = served.opening.take() {
-                        let found = served.log_identity;
-                        let incarnation = found.incarnation + 1;
-                        // Whoever asked may have gone.
-                        let _ = answer.send(Ok(OpenedAs {
-                            log: LogIdentity {
-                                incarnation,
-                                ..found
-                            },
-                            backend: served.identity.clone(),
-                        }));
-                    }
+                if served.tier_out.is_some() {
+                    self.state.go_on_tiering(slot);
+                    return;
                 }
-                Phase::Failed(_) | Phase::Closed => {
-                    if served.is_idle() && served.backend.finish() {
-                        self.drop_volume(slot);
-                    }
+                if let Some(answer) = served.opening.take() {
+                    let found = served.log_identity;
+                    let incarnation = found.incarnation + 1;
+                    // Whoever asked may have gone.
+                    let _ = answer.send(Ok(OpenedAs {
+                        log: LogIdentity {
+                            incarnation,
+                            ..found
+                        },
+                        backend: served.identity.clone(),
+                    }));
+                }
+            }
+            Phase::Failed(_) | Phase::Closed => {
+                if served.is_idle() && served.backend.finish() {
+                    self.drop_volume(slot);
                 }
             }
         }

@@ -50,19 +50,24 @@ use crate::base::codec::Method;
 use crate::base::error::{FormatError, IoError, OpenError};
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, LOST_RANGES_MAX,
-    REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PART_BYTES, LOG_PIECE_BYTES_MAX,
+    LOG_READ_TRIES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::format::{
     EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_SUPERBLOCKS, LogSuperblock, SpanEntry,
     SpanHeader, block_checksum,
 };
+use crate::log::budget::IndexBudget;
+use crate::log::checksums::PAGE_BYTES;
 use crate::log::extent_index::Sequence;
 use crate::log::packing::Stored;
 use crate::log::write_log::{SPAN_BLOCKS_MAX, WriteLog};
 
 /// Chunks read ahead at once.
 const CHUNKS_IN_FLIGHT_MAX: usize = 4;
+/// Memory that the index takes of what a chunk holds, about: an entry and a run for each block, and a page of checksums.
+const CHUNK_INDEX_BYTES: u64 =
+    (REQUEST_BYTES_MAX / BLOCK_BYTES) as u64 * LOG_ENTRY_PARTS * LOG_PART_BYTES + PAGE_BYTES;
 /// How far past the end a span is searched that proves the end wrong: far beyond the spans that
 /// can have been in flight together, and quick to read.
 const EVIDENCE_BLOCKS_MAX: u64 = 32 * SPAN_BLOCKS_MAX;
@@ -134,6 +139,8 @@ pub struct Replay {
     superblock: Option<LogSuperblock>,
     kept: Option<LogSuperblock>,
     keys: Option<Arc<dyn Authenticator>>,
+    /// Where the memory of the log is from.
+    budget: Option<Rc<IndexBudget>>,
     chunks: VecDeque<Chunk>,
     next_chunk: u64,
     /// Position of the next block to parse, and of the next to read.
@@ -182,6 +189,7 @@ impl Replay {
             superblock: None,
             kept: None,
             keys: None,
+            budget: None,
             chunks: VecDeque::new(),
             next_chunk: 0,
             cursor: 0,
@@ -209,6 +217,26 @@ impl Replay {
     /// A superblock counts only with a tag of these keys, and the log writes none without.
     pub fn authenticate(&mut self, keys: Arc<dyn Authenticator>) {
         self.keys = Some(keys);
+    }
+
+    /// The memory of the log is of this budget.
+    pub fn set_budget(&mut self, budget: &Rc<IndexBudget>) {
+        self.budget = Some(Rc::clone(budget));
+    }
+
+    /// Whether there is memory for what the next chunk may hold.
+    pub fn has_memory(&mut self) -> bool {
+        // Which chunks are under way may bring as much.
+        let more = CHUNK_INDEX_BYTES * (1 + self.chunks.len() as u64);
+        let log = self.log.as_mut();
+        log.is_none_or(|log| log.share_mut().may_replay(more))
+    }
+
+    /// So many runs of an index name what was found so far.
+    pub fn note_runs(&mut self, runs: usize) {
+        if let Some(log) = &mut self.log {
+            log.note_runs(runs);
+        }
     }
 
     /// The next read to perform, if there is room for one. Without a free buffer there is none;
@@ -301,7 +329,9 @@ impl Replay {
 
     /// The log, once [`Found::Done`] was told.
     pub fn into_log(self) -> WriteLog {
-        self.log.expect("done")
+        let mut log = self.log.expect("done");
+        log.share_mut().replayed();
+        log
     }
 
     /// Start reading anew at the cursor.
@@ -342,7 +372,11 @@ impl Replay {
         if superblock.clean_head.get() != u64::MAX {
             self.known_head = self.known_head.max(superblock.clean_head.get());
         }
-        self.log = Some(WriteLog::new(superblock, self.keys.clone()));
+        let mut log = WriteLog::new(superblock, self.keys.clone());
+        if let Some(budget) = &self.budget {
+            log.set_budget(budget);
+        }
+        self.log = Some(log);
         self.superblock = Some(superblock);
         Ok(())
     }

@@ -1,8 +1,7 @@
-//! What a log has in memory of each write and each span, and how the tables of that grow.
+//! What a log has in memory of each write and each span.
 //!
 //! Each is a part of at most [`crate::base::limits::LOG_PART_BYTES`] bytes, by whose number the log's memory is bounded.
 
-use alloc::collections::VecDeque;
 use core::ops::Range;
 
 use crate::base::buf::Buf;
@@ -73,18 +72,3 @@ const _: () = assert!(
     size_of::<Entry>() <= 72 && size_of::<Span>() <= 64,
     "see LOG_PART_BYTES"
 );
-
-/// Append, and have room for a quarter more if there is none, but not for more than `most` as long as there are not so
-/// many: twice as many would be memory that nobody has reserved.
-pub(super) fn push<T>(queue: &mut VecDeque<T>, item: T, most: u64) {
-    if queue.len() == queue.capacity() {
-        let step = (queue.len() / 4).max(64);
-        let left = most.saturating_sub(queue.len() as u64);
-        let more = match usize::try_from(left) {
-            Ok(left @ 1..) => step.min(left),
-            _ => step,
-        };
-        queue.reserve_exact(more);
-    }
-    queue.push_back(item);
-}

@@ -10,11 +10,13 @@
 //! 1. One flush is under way at a time; who comes meanwhile shares the next one.
 //! 2. A flush that failed is told once to whoever waits for it, or else to the next one who flushes.
 
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use crate::base::error::RequestError;
 use crate::base::io::{Action, Nanos, RequestId, SectorRange};
-use crate::base::limits::STEP_WORK_MAX;
+use crate::base::limits::{RUN_BYTES, STEP_WORK_MAX, UNFLUSHED_BYTES_LEAST};
+use crate::log::budget::{IndexBudget, Share};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::volume::Context;
 use crate::volume::op::Op;
@@ -23,6 +25,8 @@ use crate::volume::port::{Kind, Port};
 /// The backend is flushed when more than this is not: as much as destage writes between two flushes.
 const UNFLUSHED_BYTES_MAX: u64 = 64 << 20;
 const UNFLUSHED_RUNS_MAX: usize = 8 << 10;
+/// The same where memory is short.
+const UNFLUSHED_RUNS_LEAST: usize = 256;
 /// From so many runs on that a failed flush may have lost, the cache forgets what lies between them as well: it is
 /// one range.
 const LOST_RUNS_MAX: usize = 16;
@@ -69,6 +73,8 @@ pub(super) struct BackendFlushes {
     pause: Nanos,
     /// The flush of a close was tried.
     closed: bool,
+    /// Memory for what is not flushed.
+    share: Share,
 }
 
 impl Default for BackendFlushes {
@@ -86,6 +92,7 @@ impl Default for BackendFlushes {
             retry_at: Nanos(0),
             pause: RETRY_MIN,
             closed: false,
+            share: Share::default(),
         }
     }
 }
@@ -166,6 +173,11 @@ impl BackendFlushes {
     /// What was looked at so far, where that is counted.
     pub(super) fn work(&self) -> u64 {
         self.unflushed.work()
+    }
+
+    /// Its memory is of this budget.
+    pub(super) fn set_budget(&mut self, budget: &Rc<IndexBudget>) {
+        self.share = Share::new(budget, UNFLUSHED_BYTES_LEAST);
     }
 
     /// Memory of its tables in bytes.
@@ -281,7 +293,14 @@ impl BackendFlushes {
     /// At every poll of a volume of so many sectors: whether a flush of the volume's own is to begin, if one may.
     pub(super) fn poll(&mut self, sectors: u64, age_max: Nanos, now: Nanos) -> bool {
         self.unflushed.settle(STEP_WORK_MAX);
-        if self.unflushed.len() > 2 * UNFLUSHED_RUNS_MAX {
+        let bytes = |runs: usize| runs as u64 * RUN_BYTES;
+        self.share.set(bytes(self.unflushed.len()));
+        let runs_max = if self.share.takes(bytes(STEP_WORK_MAX)) {
+            UNFLUSHED_RUNS_MAX
+        } else {
+            UNFLUSHED_RUNS_LEAST
+        };
+        if self.unflushed.len() > 2 * runs_max {
             // No more is remembered of it than that it is not flushed.
             self.note_unflushed(SectorRange::new(0, sectors), now);
         }
@@ -290,7 +309,7 @@ impl BackendFlushes {
             return false;
         }
         self.wanted |= self.unflushed_bytes > UNFLUSHED_BYTES_MAX
-            || self.unflushed.len() > UNFLUSHED_RUNS_MAX
+            || self.unflushed.len() > runs_max
             || now >= self.deadline(age_max);
         self.wanted && now >= self.retry_at
     }

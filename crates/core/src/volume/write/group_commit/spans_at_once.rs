@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_few_lucky_trials_change_nothing() {
         let lucky = |at_once: usize, window: u32| {
-            let is_lucky = window / WINDOWS_MIN % WINS != 0 && at_once != AT_ONCE_FIRST;
+            let is_lucky = !(window / WINDOWS_MIN).is_multiple_of(WINS) && at_once != AT_ONCE_FIRST;
             if is_lucky { 2e5 } else { 1e5 }
         };
         assert_eq!(found(2000, lucky), AT_ONCE_FIRST);
