@@ -15,8 +15,20 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "core",
         "Volume",
-        91,
+        95,
         "what is left of it leads its machines in turn; failed and silent logs, the mark of the log's end and scrubs come out next",
+    ),
+    (
+        "core",
+        "WriteLog",
+        64,
+        "what its entries, spans and flights are is asked for by many; the open span comes out next",
+    ),
+    (
+        "server",
+        "ShardState",
+        61,
+        "what sessions and volumes share; the cache's device comes out next",
     ),
     (
         "core",

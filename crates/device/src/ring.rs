@@ -11,12 +11,14 @@
 //! One thread owns a ring. Nothing here allocates once the table has grown to the largest number
 //! of operations under way, except for jobs (which run on the [`Worker`]).
 
+mod config;
 mod counts;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+pub use config::{RingConfig, Submit};
 pub use counts::RingCounts;
 use hdcs_core::base::buf::{Buf, BufMut};
 use hdcs_core::base::io::{Done, Token};
@@ -53,43 +55,6 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 const DEVICE_BUSY: usize = 8;
 /// Completions under this number belong to no operation.
 const NO_OPERATION: u64 = u64::MAX;
-
-/// When queued operations go to the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submit {
-    /// All of a turn at once.
-    Batch,
-    /// Each transfer to a device at once while the device has little to do, so that it starts earlier; the others at the
-    /// end of the turn, for each costs a system call.
-    Each,
-}
-
-/// How a ring is set up.
-#[derive(Clone, Copy, Debug)]
-pub struct RingConfig {
-    /// Places in the submission queue; the completion queue has eight times as many.
-    pub entries: u32,
-    /// When operations go to the kernel.
-    pub submit: Submit,
-    /// Whether completions are handled only when the thread waits (`DEFER_TASKRUN`).
-    pub defer_taskrun: bool,
-    /// Threads that make writes durable; 0: io_uring does.
-    pub writer_threads: usize,
-    /// Whether they ask for a high priority.
-    pub raise_priority: bool,
-}
-
-impl Default for RingConfig {
-    fn default() -> Self {
-        Self {
-            entries: 512,
-            submit: Submit::Each,
-            defer_taskrun: true,
-            writer_threads: 0,
-            raise_priority: false,
-        }
-    }
-}
 
 /// Whose operation it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
