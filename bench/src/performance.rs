@@ -28,7 +28,7 @@ const PICTURES: [(&str, &str, &str); 2] = [
     (
         "write-time",
         "bench-write-time",
-        "Where the time of a write goes, by load",
+        "Where the mean time of a durable write goes, as its client sees it",
     ),
 ];
 
@@ -339,8 +339,7 @@ fn draw_write_time(findings: &Findings, results: &Directory) -> Result<()> {
     if panels.is_empty() {
         return Ok(());
     }
-    let title = "Where the mean time of a durable write goes, as its client sees it";
-    plot::panels(Some(title), &panels, results, "write-time")
+    plot::panels(None, &panels, results, "write-time")
 }
 
 #[cfg(test)]

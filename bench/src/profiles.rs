@@ -147,7 +147,7 @@ pub fn all() -> Vec<Profile> {
         // Depth 1: fio 3.33 miscounts syncs at higher depths.
         of(
             "rate4000-sync32",
-            "4k random write, depth 1, 4000 a second, sync every 32",
+            "4k random write, 4000 a second, sync every 32",
             SERVERS_AND_DEVICE,
             false,
             Load {
