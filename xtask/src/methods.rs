@@ -25,12 +25,6 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
         "what its entries, spans and flights are is asked for by many; the open span comes out next",
     ),
     (
-        "server",
-        "ShardState",
-        61,
-        "what sessions and volumes share; the cache's device comes out next",
-    ),
-    (
         "core",
         "ObjectVolume",
         151,
