@@ -131,7 +131,8 @@ def test_memory_is_shown_by_part(tmp_path):
 def test_volume_that_memory_has_no_room_for_is_refused(tmp_path):
     short = ["MiB of memory", "for volumes are left", "memory_max_mib"]
     with Daemon(tmp_path, {"memory_max_mib": 160}) as daemon:
-        refused(daemon.cli("volume", "create", "large", "--size", "1G", "--log-size", "8G"), 2, "large", *short)
+        large = daemon.cli("volume", "create", "large", "--size", "4T", "--mode", "storage", *SMALL_LOG)
+        refused(large, 2, "large", *short)
         assert not (daemon.data / "volumes" / "large").exists()
         daemon.create("home", "--mode", "storage", *SMALL_LOG, size="64M")
         daemon.write("home", b"kept" * 1024)
@@ -176,7 +177,7 @@ def test_volumes_that_were_open_before_a_restart_are_open_after_it(tmp_path):
         assert phases(daemon) == dict.fromkeys(["archive", *homes], "open")
         daemon.stop()
         # What finds too little waits until there is more.
-        daemon.config["volumes_memory_mib"] = 200
+        daemon.config["volumes_memory_mib"] = 150
         daemon.start()
         short = [name for name, phase in phases(daemon).items() if phase != "open"]
         assert short and "archive" not in short
@@ -186,7 +187,7 @@ def test_volumes_that_were_open_before_a_restart_are_open_after_it(tmp_path):
         daemon.stop()
 
 
-def test_volume_is_not_opened_with_a_cap_that_became_too_small(tmp_path):
+def test_volume_with_a_large_log_is_opened_with_a_cap_that_became_small(tmp_path):
     with Daemon(tmp_path, {"memory_max_mib": 512}) as daemon:
         daemon.create("wide", "--log-size", "512M")
         daemon.create("small", *SMALL_LOG)
@@ -194,13 +195,7 @@ def test_volume_is_not_opened_with_a_cap_that_became_too_small(tmp_path):
         daemon.stop()
         daemon.config["memory_max_mib"] = 128
         daemon.start()
-        assert daemon.volume("small")["state"] == "healthy"
-        wide = daemon.volume("wide")
-        assert wide["state"] == "error" and wide["phase"] == "waiting"
-        for part in ("MiB of memory", "memory_max_mib", "hdcs volume open"):
-            assert part in wide["reason"], wide["reason"]
-        daemon.stop()
-        daemon.config["memory_max_mib"] = 512
-        daemon.start()
+        # What indexes take follows what logs hold, and not how large they are.
+        assert [daemon.volume(name)["state"] for name in ("small", "wide")] == ["healthy"] * 2
         assert daemon.read("wide", 4096) == (b"dirty" * 4096)[:4096]
         daemon.stop()

@@ -863,7 +863,7 @@ pub struct Memory {
     /// What NBD connections have of theirs.
     #[serde(default)]
     pub connections_used_bytes: u64,
-    /// What volumes have reserved for the indexes of their write logs.
+    /// What volumes have reserved for their write logs: the least for the index of each, and for what is destaged of it.
     #[serde(default)]
     pub volumes_log_bytes: u64,
     /// What they have reserved for tables: maps and checksums of local stores, maps of volumes on S3 and HDFS.
@@ -872,6 +872,12 @@ pub struct Memory {
     /// What they have reserved for buffers of their own.
     #[serde(default)]
     pub volumes_buffers_bytes: u64,
+    /// What the indexes of write logs have beyond that, of what no volume has reserved.
+    #[serde(default)]
+    pub volumes_index_bytes: u64,
+    /// What they may have of it together.
+    #[serde(default)]
+    pub volumes_index_max_bytes: u64,
     /// Buffer pool in all.
     pub pool_bytes: u64,
     /// Buffer pool, free part.

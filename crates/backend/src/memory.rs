@@ -1,6 +1,13 @@
-//! What each volume needs of the process's memory beside what all volumes share: the index of its write log, the tables
+//! What each volume needs of the process's memory beside what all volumes share: the least for its write log, the tables
 //! and buffers of its local store, and what its backend keeps. It is reserved before the volume is opened or grows,
 //! from the part of the cap that is for volumes ([`hdcs_server::config::budget`]); what does not fit is refused.
+//!
+//! ```text
+//!   ├──── reserved by volumes ────┼─── for the indexes of write logs ───┼ a reserve ┤
+//!                                  as they need it, beyond their least
+//! ```
+//!
+//! What nobody has reserved is for the indexes of all write logs together ([`IndexBudget`]), which the data path keeps.
 //!
 //! Invariants:
 //! 1. What is reserved is never more than the share had when it was reserved.
@@ -8,14 +15,21 @@
 //!    opens it, whichever goes last.
 //! 3. A volume that finds plenty takes more than it needs at least, but never more than a part of what is left when all
 //!    volumes of the node that are not open yet have the least: so after a restart all are open that were before.
+//! 4. A part is kept for indexes ([`INDEX_SHARE`]), unless the logs of all volumes together never need so much. What is
+//!    reserved takes from what indexes may have, and they give it back as they are destaged: whoever has reserved waits
+//!    for that ([`Share::is_overdrawn`]).
+//!
+//! [`IndexBudget`]: hdcs_core::log::budget::IndexBudget
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hdcs_core::base::limits::{
-    BLOCK_BYTES, HOME_CIPHER_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES, HOME_SUMS_BYTES,
-    LOG_BLOCK_ENTRIES_MAX, OBJECT_BATCH_BLOCKS_MAX, OBJECT_CONTROL_BYTES,
-    OBJECT_FRAMES_MEMORY_BYTES, OBJECT_PAGE_BLOCKS_MAX, log_memory_bytes,
+    BLOCK_BYTES, DESTAGE_PLAN_BYTES_ATOMIC, DESTAGE_PLAN_BYTES_LEAST, DESTAGE_RESERVE_BYTES,
+    HOME_CIPHER_BYTES, HOME_POOL_BYTES, HOME_READ_POOL_BYTES, HOME_SUMS_BYTES,
+    LOG_BLOCK_ENTRIES_MAX, LOG_INDEX_BYTES_LEAST, OBJECT_BATCH_BLOCKS_MAX, OBJECT_CONTROL_BYTES,
+    OBJECT_FRAMES_MEMORY_BYTES, OBJECT_PAGE_BLOCKS_MAX, UNFLUSHED_BYTES_LEAST, log_memory_bytes,
 };
 use hdcs_core::local::format::pages;
 use hdcs_core::objects::Config as ObjectConfig;
@@ -24,12 +38,14 @@ use hdcs_core::objects::format::SLOT_BYTES;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Every volume: control parts of its spans (1 MiB), histograms, requests, runs that its backend may not have flushed.
-const VOLUME_BYTES: u64 = 5 * MIB / 2;
-/// What destage reads the log with when no buffer is left: one largest item.
-const RESERVE_BYTES: u64 = 2 * MIB;
-/// The same where it is compressed.
-const RESERVE_PACKED_BYTES: u64 = 6 * MIB;
+/// Every volume: control parts of its spans (128 KiB), histograms (69 KiB), state machines and tables of what is under
+/// way.
+const VOLUME_BYTES: u64 = 256 * KIB;
+/// What destage reads a log with when no buffer is left. One is set apart for whoever needs it first; more are of the
+/// memory for indexes.
+const RESERVE_BYTES: u64 = DESTAGE_RESERVE_BYTES as u64;
+/// The part of the memory for volumes that is kept for indexes, as a divisor.
+const INDEX_SHARE: u64 = 6;
 /// What encrypts the spans of a log.
 const LOG_CIPHER_BYTES: u64 = 3 * MIB;
 /// What is known of the blocks that a clone has from its origin: of stretches of 16 MiB that it has in part, and of
@@ -53,16 +69,14 @@ const OBJECT_BYTES: u64 = 38;
 const OBJECT_TABLES_BYTES: u64 = 128 * KIB;
 
 /// What a volume takes beyond the least, as long as it has no more in all than this part of what others leave: larger
-/// objects save requests, checksums that are at hand save reads, and entries beyond one for each block are for
-/// compressed data.
+/// objects save requests, checksums that are at hand save reads.
 const OBJECTS_SHARE: u64 = 2;
 const SUMS_SHARE: u64 = 4;
-const ENTRIES_SHARE: u64 = 8;
 
 /// Memory by what it is for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// The index of a write log, and the plan of what is destaged of it.
+    /// The least for the index of a write log, and for the plan of what is destaged of it.
     pub log_bytes: u64,
     /// Maps, checksums, and other tables that grow with a volume.
     pub tables_bytes: u64,
@@ -102,9 +116,9 @@ impl fmt::Display for Shortage {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         write!(
             f,
-            "it needs {} MiB of memory ({} for the index of its write log, {} for tables, {} for buffers), and {} of the {} \
-             MiB for volumes are left: give it a smaller --log-size if its log is large, detach volumes that nobody uses, \
-             or raise `memory_max_mib` or `volumes_memory_mib` and restart the daemon",
+            "it needs {} MiB of memory ({} for its write log, {} for tables, {} for buffers), and {} of the {} \
+             MiB for volumes are left: detach volumes that nobody uses, or raise `memory_max_mib` or \
+             `volumes_memory_mib` and restart the daemon",
             mib(self.needs.total()),
             mib(self.needs.log_bytes),
             mib(self.needs.tables_bytes),
@@ -121,14 +135,38 @@ impl std::error::Error for Shortage {}
 #[derive(Debug)]
 pub struct Share {
     bytes: u64,
-    held: Mutex<Parts>,
+    held: Mutex<Held>,
+    /// For the indexes of write logs, beyond the least of each; and what they have, as the data path says.
+    index_bytes: AtomicU64,
+    index_used_bytes: AtomicU64,
+}
+
+/// What of a [`Share`] is reserved.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    parts: Parts,
+    /// What the indexes of all logs would take if all were full.
+    index_most_bytes: u64,
+}
+
+impl Held {
+    fn with(self, parts: Parts, index_most_bytes: u64, add: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            parts: self.parts.with(parts, &add),
+            index_most_bytes: add(self.index_most_bytes, index_most_bytes),
+        }
+    }
 }
 
 impl Share {
     /// So many bytes.
     pub fn new(bytes: u64) -> Arc<Self> {
-        let held = Mutex::default();
-        Arc::new(Self { bytes, held })
+        Arc::new(Self {
+            bytes,
+            held: Mutex::default(),
+            index_bytes: AtomicU64::new(bytes.saturating_sub(RESERVE_BYTES)),
+            index_used_bytes: AtomicU64::new(0),
+        })
     }
 
     /// Without a bound, for tools and tests.
@@ -143,24 +181,58 @@ impl Share {
 
     /// What is reserved.
     pub fn held(&self) -> Parts {
-        *self.lock()
+        self.lock().parts
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Parts> {
+    /// What the indexes of write logs may take together, beyond the least of each.
+    pub fn index_bytes(&self) -> u64 {
+        self.index_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What they have of that, as the data path says.
+    pub fn index_used_bytes(&self) -> u64 {
+        self.index_used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// They have so much of it now.
+    pub fn note_index_used(&self, bytes: u64) {
+        self.index_used_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether indexes have more than what is left for them: others have reserved it since. It is being destaged.
+    pub fn is_overdrawn(&self) -> bool {
+        self.index_used_bytes() > self.index_bytes()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
         // Nobody who holds it can panic.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn left(&self, held: &Parts) -> u64 {
-        self.bytes.saturating_sub(held.total())
+    fn unreserved(&self, held: &Held) -> u64 {
+        let taken = held.parts.total().saturating_add(RESERVE_BYTES);
+        self.bytes.saturating_sub(taken)
     }
 
-    fn shortage(&self, needs: Parts, held: &Parts) -> Shortage {
+    /// What may be reserved beside a log whose index takes so much if it is full.
+    fn left(&self, held: &Held, index_most_bytes: u64) -> u64 {
+        let most = held.index_most_bytes.saturating_add(index_most_bytes);
+        let kept = most.min(self.bytes / INDEX_SHARE);
+        self.unreserved(held).saturating_sub(kept)
+    }
+
+    fn shortage(&self, needs: Parts, left_bytes: u64) -> Shortage {
         Shortage {
             needs,
-            left_bytes: self.left(held),
+            left_bytes,
             all_bytes: self.bytes,
         }
+    }
+
+    fn set(&self, held: &mut Held, to: Held) {
+        *held = to;
+        self.index_bytes
+            .store(self.unreserved(held), Ordering::Relaxed);
     }
 
     /// Reserve exactly this.
@@ -174,6 +246,7 @@ impl Share {
         Lease {
             share: Arc::clone(self),
             parts: Parts::default(),
+            index_most_bytes: 0,
         }
     }
 }
@@ -183,19 +256,30 @@ impl Share {
 pub struct Lease {
     share: Arc<Share>,
     parts: Parts,
+    /// What the index of the volume's log takes if it is full.
+    index_most_bytes: u64,
 }
 
 impl Lease {
     /// Have at least so much of each part. If there is too little, nothing changes.
     fn reach(&mut self, parts: Parts) -> Result<(), Shortage> {
+        self.reach_with_index(parts, 0)
+    }
+
+    /// The same for a volume that has a log whose index takes so much if it is full.
+    fn reach_with_index(&mut self, parts: Parts, index_most_bytes: u64) -> Result<(), Shortage> {
         let wanted = self.parts.with(parts, u64::max);
         let more = wanted.with(self.parts, |wanted, has| wanted - has);
+        let more_index = index_most_bytes.saturating_sub(self.index_most_bytes);
         let mut held = self.share.lock();
-        if more.total() > self.share.left(&held) {
-            return Err(self.share.shortage(wanted, &held));
+        let left = self.share.left(&held, more_index);
+        if more.total() > left {
+            return Err(self.share.shortage(wanted, left));
         }
-        *held = held.with(more, u64::saturating_add);
+        let to = held.with(more, more_index, u64::saturating_add);
+        self.share.set(&mut held, to);
         self.parts = wanted;
+        self.index_most_bytes += more_index;
         Ok(())
     }
 }
@@ -203,7 +287,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut held = self.share.lock();
-        *held = held.with(self.parts, u64::saturating_sub);
+        let to = held.with(self.parts, self.index_most_bytes, u64::saturating_sub);
+        self.share.set(&mut held, to);
     }
 }
 
@@ -327,8 +412,6 @@ pub struct Needs {
 struct Plenty {
     sums_bytes: u64,
     objects: Option<ObjectMemory>,
-    /// Entries of the log for each of its blocks.
-    entries: u64,
 }
 
 impl Needs {
@@ -337,7 +420,6 @@ impl Needs {
         Plenty {
             sums_bytes: HOME_SUMS_BYTES_MIN,
             objects: levels.first().copied(),
-            entries: 1,
         }
     }
 
@@ -352,16 +434,16 @@ impl Needs {
 
     /// What it takes with so much.
     fn parts(&self, plenty: &Plenty) -> Parts {
-        let entries = (self.log_bytes / BLOCK_BYTES as u64).saturating_mul(plenty.entries);
+        // A backend over objects is atomic.
+        let plan_bytes = if self.kind == Kind::Objects && self.home_bytes.is_none() {
+            DESTAGE_PLAN_BYTES_ATOMIC
+        } else {
+            DESTAGE_PLAN_BYTES_LEAST
+        };
         let mut parts = Parts {
-            log_bytes: log_memory_bytes(self.log_bytes, entries),
+            log_bytes: LOG_INDEX_BYTES_LEAST + plan_bytes + UNFLUSHED_BYTES_LEAST,
             tables_bytes: 0,
-            buffers_bytes: VOLUME_BYTES
-                + if self.compressed {
-                    RESERVE_PACKED_BYTES
-                } else {
-                    RESERVE_BYTES
-                },
+            buffers_bytes: VOLUME_BYTES,
         };
         if self.encrypted {
             parts.buffers_bytes += LOG_CIPHER_BYTES;
@@ -411,18 +493,6 @@ impl Needs {
                 plenty = more;
             }
         }
-        // Else there is no more than one for each block but of discards.
-        let entries_max = if self.compressed {
-            LOG_BLOCK_ENTRIES_MAX
-        } else {
-            1
-        };
-        for entries in 2..=entries_max {
-            let more = Plenty { entries, ..plenty };
-            if fits(&more, ENTRIES_SHARE) {
-                plenty = more;
-            }
-        }
         plenty
     }
 
@@ -433,22 +503,46 @@ impl Needs {
 
     /// Whether a share has what it needs at least, beside what is reserved already.
     pub fn check(&self, share: &Share) -> Result<(), Shortage> {
-        let (needs, held) = (self.least_parts(), share.held());
-        if needs.total() > share.left(&held) {
-            return Err(share.shortage(needs, &held));
+        let (needs, held) = (self.least_parts(), *share.lock());
+        let left = share.left(&held, self.index_most_bytes());
+        if needs.total() > left {
+            return Err(share.shortage(needs, left));
         }
         Ok(())
+    }
+
+    /// Entries that the log holds at most: one for each block, or of compressed data some.
+    fn entries_max(&self) -> u64 {
+        let each = if self.compressed {
+            LOG_BLOCK_ENTRIES_MAX
+        } else {
+            1
+        };
+        (self.log_bytes / BLOCK_BYTES as u64).saturating_mul(each)
+    }
+
+    /// What the index of its log takes if that is full.
+    fn index_most_bytes(&self) -> u64 {
+        log_memory_bytes(self.log_bytes, self.entries_max())
+    }
+
+    /// What a share needs to have so that the volume fits alone, and can fill its log, or nearly.
+    pub fn share_bytes(&self) -> u64 {
+        let others = self.least_parts().total() + RESERVE_BYTES;
+        self.index_most_bytes().saturating_add(others)
     }
 
     /// Reserve it, and more where there is plenty beside `others_bytes`, which others need that have nothing yet.
     pub fn reserve(&self, share: &Arc<Share>, others_bytes: u64) -> Result<VolumeMemory, Shortage> {
         let mut lease = share.lease();
-        let left = share.left(&share.held());
+        let index = self.index_most_bytes();
+        let left = share.left(&share.lock(), index);
         let mut plenty = self.plenty(left.saturating_sub(others_bytes));
         // Others may have taken what was there a moment ago.
-        if lease.reach(self.parts(&plenty)).is_err() {
+        let reached = lease.reach_with_index(self.parts(&plenty), index);
+        if reached.is_err() {
             plenty = self.least();
-            lease.reach(self.parts(&plenty))?;
+            lease.reach_with_index(self.parts(&plenty), index)?;
         }
         Ok(VolumeMemory {
             needs: *self,
@@ -527,7 +621,6 @@ impl VolumeMemory {
             plenty: Plenty {
                 sums_bytes: HOME_SUMS_BYTES as u64,
                 objects: Some(ObjectMemory::most()),
-                entries: LOG_BLOCK_ENTRIES_MAX,
             },
             reserved: Mutex::new(Reserved {
                 lease: Share::unlimited().lease(),
@@ -584,7 +677,7 @@ impl VolumeMemory {
 
     /// Entries that the write log may hold.
     pub fn entries_max(&self) -> u64 {
-        self.needs.log_bytes / BLOCK_BYTES as u64 * self.plenty.entries
+        self.needs.entries_max()
     }
 }
 

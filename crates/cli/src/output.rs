@@ -427,12 +427,14 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     row(
         "  volumes",
         format!(
-            "{} of {} reserved: {} indexes of logs, {} tables, {} buffers",
+            "{} of {} reserved: {} logs, {} tables, {} buffers; {} of {} indexes of logs",
             show(reserved),
             show(memory.budget_volumes_bytes),
             show(memory.volumes_log_bytes),
             show(memory.volumes_tables_bytes),
-            show(memory.volumes_buffers_bytes)
+            show(memory.volumes_buffers_bytes),
+            show(memory.volumes_index_bytes),
+            show(memory.volumes_index_max_bytes)
         ),
     );
     row(

@@ -646,6 +646,8 @@ fn memory(page: &mut Page, status: &Status) {
         ("volumes_log", memory.volumes_log_bytes),
         ("volumes_tables", memory.volumes_tables_bytes),
         ("volumes_buffers", memory.volumes_buffers_bytes),
+        ("volumes_index", memory.volumes_index_bytes),
+        ("volumes_index_max", memory.volumes_index_max_bytes),
         ("pool", memory.pool_bytes),
         ("pool_free", memory.pool_free_bytes),
         ("frames", memory.frames_bytes),

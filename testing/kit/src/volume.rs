@@ -14,6 +14,8 @@ use hdcs_core::base::io::{
 use hdcs_core::base::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
 use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::log::budget::IndexBudget;
+use hdcs_core::volume::sharing;
 use hdcs_core::volume::{
     Context, Event, Inherited, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull,
 };
@@ -59,6 +61,8 @@ pub struct World {
     pub inherited: Option<Inherited>,
     /// Where buffers come from.
     pub pool: Rc<Pool>,
+    /// Memory for the index of its log.
+    pub budget: Rc<IndexBudget>,
     /// The read cache.
     pub cache: ReadCache,
     /// The volume.
@@ -134,6 +138,11 @@ impl World {
 
     /// A volume over a cache that may have an SSD tier.
     pub fn with(config: VolumeConfig, ssd: Option<SsdConfig>) -> Self {
+        Self::sharing(config, ssd, &IndexBudget::unlimited())
+    }
+
+    /// The same, whose memory for the index of its log is of a budget.
+    pub fn sharing(config: VolumeConfig, ssd: Option<SsdConfig>, budget: &Rc<IndexBudget>) -> Self {
         let pool = Pool::new(32 << 20);
         let mut log = vec![0; config.log_bytes as usize];
         log[..4096].copy_from_slice(&Volume::format_log(&config, 99));
@@ -146,7 +155,8 @@ impl World {
             pool: &pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(config.clone(), Nanos(0), &mut cx);
+        let mut volume = Volume::open(config.clone(), Nanos(0), &mut cx);
+        sharing::set_index_budget(&mut volume, budget);
         let backend = vec![0; BYTES];
         let replies = Vec::new();
         let mut world = Self {
@@ -174,6 +184,7 @@ impl World {
             inherited: None,
             now: Nanos(1),
             replies,
+            budget: Rc::clone(budget),
         };
         world.perform_for_cache(of_cache);
         world.perform(actions);
@@ -354,6 +365,14 @@ impl World {
         actions
     }
 
+    /// The backend answers again: what it was asked for meanwhile fails, and is tried again.
+    pub fn heal_backend(&mut self) {
+        for token in self.backend_silent.take().into_iter().flatten() {
+            let actions = self.end(token, Err(IoError::Failed));
+            self.perform(actions);
+        }
+    }
+
     /// Submit a request, and return its reply.
     pub fn ask(&mut self, request: Request) -> Reply {
         self.step(Event::Request {
@@ -425,6 +444,7 @@ impl World {
             actions: &mut actions,
         };
         self.volume = Volume::open(self.config.clone(), self.now, &mut cx);
+        sharing::set_index_budget(&mut self.volume, &self.budget);
         if let Some(inherited) = self.inherited.take() {
             self.volume.inherit(inherited);
         }

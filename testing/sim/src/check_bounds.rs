@@ -10,6 +10,7 @@
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, log_memory_bytes};
 use hdcs_core::cache::{CacheConfig, CacheStats};
+use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::volume::{VolumeConfig, VolumeStats};
 
 use crate::violation::Violation;
@@ -17,6 +18,9 @@ use crate::violation::Violation;
 /// Index memory that a volume may have whatever its log holds: memory for control parts, and for runs that its backend
 /// may not have flushed.
 const VOLUME_INDEX_BYTES_BASE: u64 = 2 << 20;
+/// What a volume may have beyond the budget: runs that were cut since it admitted the last writes, and a plan for the
+/// entries of a span.
+const BUDGET_SLACK_BYTES: u64 = 64 << 10;
 /// Index memory that a cache may have whatever its size: tables are sized for power-of-two counts.
 const CACHE_INDEX_BYTES_BASE: u64 = 1 << 20;
 /// Index memory for one cached block.
@@ -147,6 +151,18 @@ pub fn check_volume(
         stats.throttled_requests,
         waiting as u64,
     )
+}
+
+/// Check what volumes have of the memory for their indexes beyond the least of each.
+pub fn check_budget(budget: &IndexBudget, volumes: usize) -> Result<(), Violation> {
+    let most = (budget.total()).saturating_add(volumes as u64 * BUDGET_SLACK_BYTES);
+    if budget.used() <= most || budget.is_overdrawn() {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "budget-out-of-bounds",
+        format!("{budget:?}, of {volumes} volumes"),
+    ))
 }
 
 /// Check what a cache says of itself.

@@ -306,6 +306,13 @@ fn draw_ending(random: &mut Rng, scales: &[u64]) -> Ending {
 }
 
 impl Scenario {
+    /// Memory that its volumes share for the indexes of their logs, beyond the least of each. What else a seed draws is
+    /// what it always was.
+    pub fn index_bytes(&self) -> u64 {
+        let mut random = Rng::with_seed(mix(self.seed ^ 0x0069_6e64_6578));
+        pick(&mut random, &[u64::MAX, u64::MAX, 0, 32 << 10, 256 << 10])
+    }
+
     /// The scenario of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut scenario = Self::draw_without_stacks(seed);

@@ -36,7 +36,7 @@ fn objects() -> Needs {
 
 #[test]
 fn share_lends_no_more_than_it_has_and_takes_it_back() {
-    let share = Share::new(100 * MIB);
+    let share = Share::new(100 * MIB + RESERVE_BYTES);
     let buffers = |mib| Parts {
         buffers_bytes: mib * MIB,
         ..Parts::default()
@@ -45,7 +45,7 @@ fn share_lends_no_more_than_it_has_and_takes_it_back() {
     let refused = share.reserve(buffers(41)).unwrap_err();
     assert_eq!(
         (refused.left_bytes, refused.all_bytes, refused.needs),
-        (40 * MIB, 100 * MIB, buffers(41))
+        (40 * MIB, 106 * MIB, buffers(41))
     );
     let mut second = share.reserve(buffers(30)).unwrap();
     second.reach(buffers(40)).unwrap();
@@ -73,8 +73,8 @@ fn shortage_says_what_is_needed_for_what_and_what_to_do() {
     let said = home(4 << 40).check(&share).unwrap_err().to_string();
     for part in [
         "651 for tables",
-        "20 of the 20 MiB",
-        "--log-size",
+        "of the 20 MiB",
+        "detach volumes",
         "`memory_max_mib`",
     ] {
         assert!(said.contains(part), "{said}");
@@ -150,9 +150,9 @@ fn volume_over_objects_takes_more_where_there_is_plenty() {
             .map(|memory| memory.objects().unwrap())
     };
     of(48).unwrap_err();
-    assert_eq!(of(60).unwrap(), ObjectMemory::least());
+    assert_eq!(of(64).unwrap(), ObjectMemory::least());
     assert_eq!(of(1024).unwrap(), ObjectMemory::most());
-    let levels = [of(60), of(150), of(300), of(500), of(1024)].map(Result::unwrap);
+    let levels = [of(64), of(150), of(300), of(500), of(1024)].map(Result::unwrap);
     assert!(
         levels.is_sorted_by_key(|level| level.parts().total()),
         "{levels:?}"
@@ -207,17 +207,58 @@ fn home_over_objects_has_large_objects() {
 }
 
 #[test]
-fn log_has_one_entry_for_each_block_at_least() {
-    let entries = |compressed, mib: u64| {
-        let share = Share::new(mib * MIB);
+fn log_has_one_entry_for_each_block_and_of_compressed_data_some() {
+    let entries = |compressed| {
+        let share = Share::new(24 * MIB);
         let needs = Needs {
             compressed,
             ..plain(64 * MIB)
         };
         needs.reserve(&share, 0).unwrap().entries_max() / (64 * MIB / BLOCK_BYTES as u64)
     };
-    assert_eq!([entries(false, 1024), entries(true, 24)], [1, 1]);
-    assert_eq!(entries(true, 1024), LOG_BLOCK_ENTRIES_MAX);
+    assert_eq!([entries(false), entries(true)], [1, LOG_BLOCK_ENTRIES_MAX]);
+}
+
+#[test]
+fn indexes_have_what_is_not_reserved_and_a_part_that_never_is() {
+    let share = Share::new(60 * MIB);
+    assert_eq!(share.index_bytes(), 54 * MIB);
+    let needs = plain(512 * MIB);
+    let mut volumes = Vec::new();
+    while let Ok(volume) = needs.reserve(&share, 0) {
+        volumes.push(volume);
+        assert_eq!(
+            share.index_bytes() + share.held().total() + RESERVE_BYTES,
+            share.bytes()
+        );
+    }
+    assert!(share.index_bytes() >= 10 * MIB, "{}", share.index_bytes());
+    assert!(volumes.len() > 70, "{}", volumes.len());
+    assert!(!share.is_overdrawn());
+    share.note_index_used(share.index_bytes() + 1);
+    assert!(share.is_overdrawn());
+    drop(volumes);
+    assert!(!share.is_overdrawn() && share.index_bytes() == 54 * MIB);
+    // Small logs leave no more for indexes than they can ever need.
+    let small = plain(16 * MIB);
+    let volume = small.reserve(&share, 0).unwrap();
+    let rest = share.left(&share.lock(), 0);
+    assert_eq!(
+        rest,
+        54 * MIB - volume.parts().total() - small.index_most_bytes()
+    );
+}
+
+#[test]
+fn volume_that_is_alone_can_fill_its_log() {
+    for log_mib in [16, 512, 8192] {
+        let needs = plain(log_mib * MIB);
+        let share = Share::new(needs.share_bytes());
+        let _volume = needs.reserve(&share, 0).unwrap();
+        let budget = hdcs_core::log::budget::IndexBudget::new(share.index_bytes());
+        let index = hdcs_core::log::budget::Share::new(&budget, LOG_INDEX_BYTES_LEAST);
+        assert!(index.takes(needs.index_most_bytes() / 4 * 3), "{log_mib}");
+    }
 }
 
 #[test]
@@ -226,11 +267,12 @@ fn clone_reserves_what_it_knows_of_its_origin() {
         kind: Kind::Rbd,
         ..plain(16 * MIB)
     };
-    let share = Share::new(needs.least_parts().total() + INHERITED_BYTES + MIB);
+    let taken = RESERVE_BYTES + needs.index_most_bytes();
+    let share = Share::new(taken + needs.least_parts().total() + INHERITED_BYTES + MIB);
     let memory = needs.reserve(&share, 0).unwrap();
     memory.reach_inherited(2 << 40).unwrap_err();
     memory.reach_inherited(1 << 40).unwrap();
-    assert_eq!(share.held().total(), share.bytes());
+    assert_eq!(share.held().total() + taken, share.bytes());
 }
 
 #[test]
@@ -246,7 +288,7 @@ fn usual_cap_has_room_for_what_the_documentation_says() {
     let usual = plain(512 * MIB);
     assert_eq!(
         [count(usual), count(home(GIB)), count(objects())],
-        [10, 13, 4]
+        [520, 14, 4]
     );
     // The first volume on S3 has the largest objects, with the usual log too.
     let first = Needs {
@@ -256,8 +298,12 @@ fn usual_cap_has_room_for_what_the_documentation_says() {
     let share = Share::new(USUAL_BYTES);
     let first = first.reserve(&share, 0).unwrap().objects().unwrap();
     assert_eq!(first.batch_blocks, OBJECT_BATCH_BLOCKS_MAX);
-    let of_all = |needs: Needs| needs.least_parts().total() / MIB;
-    assert_eq!([of_all(plain(16 * MIB)), of_all(usual)], [6, 31]);
+    let of_all = |needs: Needs| needs.least_parts().total() / KIB;
+    assert_eq!([of_all(plain(16 * MIB)), of_all(usual)], [552, 552]);
+    // And in 2 GiB for a thousand.
+    let share = Share::new(704 * MIB);
+    let all: Result<Vec<_>, _> = (0..1000).map(|_| usual.reserve(&share, 0)).collect();
+    assert!(all.is_ok() && share.index_bytes() > 128 * MIB);
     let levels = ObjectMemory::LEVELS.map(|level| level.parts().total() / MIB);
     assert_eq!(levels, [47, 62, 112, 190, 329]);
 }

@@ -87,6 +87,9 @@ pub const DESTAGE_PLAN_BYTES_LEAST: u64 = 96 << 10;
 pub const DESTAGE_PLAN_BYTES_ATOMIC: u64 = (2 * DESTAGE_ENTRIES_MAX + 1) * DESTAGE_PIECE_BYTES;
 /// The same for what was written past the log and is not flushed.
 pub const UNFLUSHED_BYTES_LEAST: u64 = 72 << 10;
+/// Room to read one largest item from the log when the pool has none, each part rounded up to blocks and to a power of
+/// two of them, beside the compressed ones as they are stored.
+pub const DESTAGE_RESERVE_BYTES: usize = 6 * REQUEST_BYTES_MAX;
 /// Memory of one run in a tree at most, if they came in order, which leaves its nodes half full.
 pub const RUN_BYTES: u64 = 68;
 /// Blocks of a span's control part at most, as this version writes them. So those of every span that may be on its

@@ -84,6 +84,11 @@ impl IndexBudget {
         self.total().saturating_sub(self.used())
     }
 
+    /// Whether a replay has taken more than there was, and that is not given back yet.
+    pub fn is_overdrawn(&self) -> bool {
+        self.overdraft.get() != Overdraft::No
+    }
+
     /// Whether what is free has changed much since this last said so. Then volumes that hold some, or wait for some,
     /// have to be polled.
     pub fn has_changed(&self) -> bool {

@@ -734,17 +734,6 @@ impl WriteLog {
         used.max(entries).max(parts).max(memory)
     }
 
-    /// How urgently what it holds is to be destaged for the sake of memory, from 0 to 1.
-    pub fn memory_pressure(&self) -> f64 {
-        self.share.pressure()
-    }
-
-    /// Have its memory be of this budget.
-    pub fn set_budget(&mut self, budget: &Rc<IndexBudget>) {
-        self.share = Share::new(budget, LOG_INDEX_BYTES_LEAST);
-        self.charge();
-    }
-
     /// Memory that it has of the budget.
     pub fn share_mut(&mut self) -> &mut Share {
         &mut self.share

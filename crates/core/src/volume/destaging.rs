@@ -23,7 +23,7 @@ use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
 use crate::base::limits::{
-    BLOCK_BYTES, LOG_READ_TRIES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
+    BLOCK_BYTES, DESTAGE_RESERVE_BYTES, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
 };
 use crate::format::EntryKind;
 use crate::log::budget::IndexBudget;
@@ -65,10 +65,12 @@ struct Reserve {
 impl Reserve {
     /// One, if there is one.
     fn take(budget: &Rc<IndexBudget>) -> Option<Self> {
-        budget.take_reserve(RESERVE_BYTES as u64).then(|| Self {
-            pool: Pool::new(RESERVE_BYTES),
-            budget: Rc::clone(budget),
-        })
+        budget
+            .take_reserve(DESTAGE_RESERVE_BYTES as u64)
+            .then(|| Self {
+                pool: Pool::new(DESTAGE_RESERVE_BYTES),
+                budget: Rc::clone(budget),
+            })
     }
 
     /// Whether nothing of it is in use.
@@ -79,7 +81,7 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        self.budget.give_reserve(RESERVE_BYTES as u64);
+        self.budget.give_reserve(DESTAGE_RESERVE_BYTES as u64);
     }
 }
 
@@ -199,7 +201,7 @@ impl Destaging {
     pub(super) fn pressure(config: &VolumeConfig, log: &WriteLog) -> f64 {
         let min = f64::from(config.dirty_ratio_min) / 100.0;
         let max = f64::from(config.dirty_ratio_max) / 100.0;
-        let fill = log_fill(log).max(log.memory_pressure());
+        let fill = log_fill(log).max(log.share().pressure());
         ((fill - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
     }
 
@@ -946,10 +948,6 @@ fn shared_buffer(bytes: usize, cx: &Context<'_>) -> Option<BufMut> {
     }
     pool.alloc(bytes)
 }
-
-/// Room to read one largest item from the log, each part rounded up to blocks and to a power of
-/// two of them, beside the compressed ones as they are stored.
-const RESERVE_BYTES: usize = 6 * REQUEST_BYTES_MAX;
 
 #[cfg(test)]
 mod tests {

@@ -59,6 +59,7 @@ mod opening;
 mod port;
 mod read;
 mod scrub;
+pub mod sharing;
 mod silent_log;
 mod stats;
 pub mod streams;
@@ -93,7 +94,6 @@ use crate::base::limits::{
 };
 use crate::cache::ReadCache;
 use crate::format::LogSuperblock;
-use crate::log::budget::IndexBudget;
 use crate::log::destage::Stage;
 use crate::log::extent_index::ExtentIndex;
 use crate::log::replay::Found;
@@ -249,24 +249,6 @@ impl Volume {
         };
         volume.opening.read_ahead(&mut volume.port, cx);
         volume
-    }
-
-    /// What it needs of memory to know what its log holds is of this budget: to be said at once after [`Self::open`].
-    pub fn set_index_budget(&mut self, budget: &Rc<IndexBudget>) {
-        if let Some(replay) = self.opening.replay() {
-            replay.set_budget(budget);
-        }
-        let atomic = self.config.backend_atomic;
-        self.destaging.generation_mut().set_budget(budget, atomic);
-        self.direct.set_budget(budget);
-    }
-
-    /// Whether it has to be polled when much of its budget has been taken or given back since.
-    pub fn follows_budget(&self) -> bool {
-        let log = self.log.if_open();
-        self.writes.waiting() > 0
-            || self.phase == Phase::Opening
-            || log.is_some_and(|log| log.share().held() > 0)
     }
 
     /// What was kept of the log's superblock beside its device, if anything was: to be said at once after
@@ -831,16 +813,6 @@ impl Volume {
             self.opening.has_waiting().then_some(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
-    }
-
-    /// Whether it may go on, or has to look again, when an operation of the cache's device ends.
-    pub fn follows_cache(&self) -> bool {
-        self.phase != Phase::Open
-            || self.close.is_some()
-            || !self.port.is_idle()
-            || self.port.owes_answer()
-            || matches!(self.destaging.generation().stage(), Stage::Invalidating(_))
-            || self.filling.follows_cache()
     }
 
     /// The policy in effect. It differs from the configuration's while the log is still being emptied, or

@@ -19,6 +19,7 @@ mod cache {
 
 mod volume {
     mod basics;
+    mod budget;
     mod failed_log;
     mod filling;
     mod fua;

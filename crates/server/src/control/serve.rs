@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_backend::memory::Share;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_device::ring::RingConfig;
@@ -270,13 +271,15 @@ fn prepare(
         // A cache that is left out misses what is written now: what it holds must never count again.
         lock(dir).renew_cache_uuid()?;
     }
-    let shard_config = shard_config(&config.node, &budget, dir, events.recorder());
+    let memory = Share::new(budget.volumes_bytes);
+    let recorder = events.recorder();
+    let shard_config = shard_config(&config.node, &budget, dir, Arc::clone(&memory), recorder);
     let (shard, thread) = shard::start(shard_config)?;
     let shard = Arc::new(shard);
     let listen = nbd.iter().map(|bound| bound.address.to_string()).collect();
     let node = Node::new(
         config,
-        budget,
+        (budget, memory),
         Arc::clone(dir),
         Arc::<ShardHandle>::clone(&shard),
         listen,
@@ -714,6 +717,7 @@ fn shard_config(
     node: &NodeSettings,
     budget: &Budget,
     dir: &Arc<Mutex<DataDir>>,
+    volumes: Arc<Share>,
     events: Recorder,
 ) -> ShardConfig {
     let place = CacheAt::configured(node, dir);
@@ -754,6 +758,7 @@ fn shard_config(
             rate_min_bytes: node.nbd_rate_min_kib_s << 10,
             heap_bytes: budget.connections_bytes,
         },
+        volumes,
         events,
     }
 }

@@ -17,6 +17,7 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::Qos;
 use hdcs_core::node::stop::{Act, Hung, Stop, View};
+use hdcs_core::volume::sharing;
 use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
@@ -592,6 +593,7 @@ impl ShardState {
             actions: &mut self.actions,
         };
         let mut volume = Volume::open(config, self.now, &mut context);
+        sharing::set_index_budget(&mut volume, &self.index_budget);
         if let Some(inherited) = inherited {
             volume.inherit(inherited);
         }

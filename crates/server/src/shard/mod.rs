@@ -47,6 +47,7 @@ use std::time::Duration;
 use cache_place::CachePlace;
 use command::Command;
 pub use connection::{ConnectionLimits, prepare_tcp};
+use hdcs_backend::memory::Share;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, Tiering};
 use hdcs_core::node::stop::{CLOSE_PATIENCE, STOP_PATIENCE};
@@ -106,6 +107,8 @@ pub struct ShardConfig {
     pub processor: Option<usize>,
     /// What clients may hold, and for how long.
     pub connections: ConnectionLimits,
+    /// Memory for volumes, of which the indexes of their logs take what is not reserved.
+    pub volumes: Arc<Share>,
     /// Where clients' comings and goings are noted.
     pub events: Recorder,
 }

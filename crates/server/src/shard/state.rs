@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use hdcs_backend::memory::Share;
 use hdcs_backend::{Ask, Operation, Port};
 use hdcs_core::base::buf::{BufMut, Pool};
 use hdcs_core::base::error::IoError;
@@ -15,7 +16,8 @@ use hdcs_core::base::io::{
 };
 use hdcs_core::base::limits::VOLUME_REQUESTS_MAX;
 use hdcs_core::cache::{CacheEvent, ReadCache};
-use hdcs_core::volume::{Context, Event, Volume};
+use hdcs_core::log::budget::IndexBudget;
+use hdcs_core::volume::{Context, Event, Volume, sharing};
 use hdcs_device::Errno;
 use hdcs_device::file::Device;
 use hdcs_device::ring::{Outcome, Owner, Ring};
@@ -65,6 +67,10 @@ pub struct ShardState {
     pub actions: Vec<Action>,
     pub completions: Vec<Completion>,
     pub shares: ClientShares,
+    /// Memory for the indexes of all write logs.
+    pub index_budget: Rc<IndexBudget>,
+    /// What of that others reserve, and are told.
+    pub memory: Arc<Share>,
     pub now: Nanos,
 }
 
@@ -183,16 +189,6 @@ impl ShardState {
             && !std::mem::replace(&mut served.listed.to_settle, true)
         {
             self.settling.push(slot);
-        }
-    }
-
-    /// An operation of the cache's device ended: a volume may wait for what has just become durable.
-    pub fn touch_cache_followers(&mut self) {
-        for slot in std::mem::take(&mut self.cache_followers) {
-            if let Some(served) = self.volumes.get_mut(slot) {
-                served.listed.with_cache = false;
-            }
-            self.touch(slot);
         }
     }
 
@@ -578,6 +574,17 @@ impl ShardState {
         self.touched.clear();
         touched.clear();
         self.touched = touched;
+        // Memory for indexes may have become less, or more: volumes that hold some, or wait for some, look at it again.
+        self.index_budget.set_total(self.memory.index_bytes());
+        self.memory.note_index_used(self.index_budget.used());
+        if self.index_budget.has_changed() {
+            let volumes = self.volumes.iter();
+            let follow = volumes.filter(|(_, served)| sharing::follows_budget(&served.volume));
+            let slots: Vec<u32> = follow.map(|(slot, _)| slot).collect();
+            for slot in slots {
+                self.touch(slot);
+            }
+        }
     }
 
     /// Note when a volume must be polled next.
@@ -588,7 +595,8 @@ impl ShardState {
         served.listed.to_poll = false;
         let volume = served.volume.next_wakeup().unwrap_or(NEVER);
         let backend = served.backend.next_wakeup().unwrap_or(NEVER);
-        if served.volume.follows_cache() && !std::mem::replace(&mut served.listed.with_cache, true)
+        if sharing::follows_cache(&served.volume)
+            && !std::mem::replace(&mut served.listed.with_cache, true)
         {
             self.cache_followers.push(slot);
         }

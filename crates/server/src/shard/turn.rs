@@ -25,6 +25,7 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_core::cache::{CacheEvent, ReadCache};
+use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::stop::Stop;
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
@@ -246,6 +247,8 @@ impl Shard {
                 config.pool_bytes as u64 / CLIENTS_SHARE,
                 config.connections.heap_bytes,
             ),
+            index_budget: IndexBudget::new(config.volumes.index_bytes()),
+            memory: Arc::clone(&config.volumes),
             now: Nanos(0),
         };
         state.perform_cache();
@@ -448,7 +451,13 @@ impl Shard {
                 let event = CacheEvent::Completed(Completion { token, result });
                 self.state.step_cache(event);
                 self.state.cache_touched = true;
-                self.state.touch_cache_followers();
+                // A volume may wait for what has just become durable.
+                for slot in std::mem::take(&mut self.state.cache_followers) {
+                    if let Some(served) = self.state.volumes.get_mut(slot) {
+                        served.listed.with_cache = false;
+                    }
+                    self.state.touch(slot);
+                }
             }
             (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {

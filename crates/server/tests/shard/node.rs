@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdcs_backend::Absent;
+use hdcs_backend::memory::Share;
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig, Tiering};
@@ -146,6 +147,7 @@ impl Node {
             durability: None,
             processor: None,
             connections: ConnectionLimits::default(),
+            volumes: Share::unlimited(),
             events: Recorder::nowhere(),
         };
         let (handle, thread) = start(config).unwrap();

@@ -7,7 +7,9 @@ use hdcs_core::base::codec::Method;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 use hdcs_core::local::Event as StoreEvent;
+use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
+use hdcs_core::volume::sharing;
 
 use super::{
     AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
@@ -60,6 +62,7 @@ impl World {
             cache,
             volumes: Vec::new(),
             closed_volumes: Vec::new(),
+            index_budget: IndexBudget::new(self.scenario.index_bytes()),
         });
         self.perform_all(Owner::Cache, actions)?;
         for unit in 0..self.units.len() {
@@ -133,6 +136,7 @@ impl World {
             actions,
         };
         let mut volume = Volume::open(config, self.engine.now(), &mut cx);
+        sharing::set_index_budget(&mut volume, &node.index_budget);
         if self.planted.is(Plant::UnseenDamage) {
             cx.cache.set_codec(&UNSEEN);
         }

@@ -50,14 +50,15 @@ use crate::base::codec::Method;
 use crate::base::error::{FormatError, IoError, OpenError};
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
-    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_PART_BYTES, LOG_PIECE_BYTES_MAX,
-    LOG_READ_TRIES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_INDEX_BYTES_LEAST, LOG_PART_BYTES,
+    LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
+    VOLUME_BYTES_MAX,
 };
 use crate::format::{
     EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_SUPERBLOCKS, LogSuperblock, SpanEntry,
     SpanHeader, block_checksum,
 };
-use crate::log::budget::IndexBudget;
+use crate::log::budget::{IndexBudget, Share};
 use crate::log::checksums::PAGE_BYTES;
 use crate::log::extent_index::Sequence;
 use crate::log::packing::Stored;
@@ -374,7 +375,7 @@ impl Replay {
         }
         let mut log = WriteLog::new(superblock, self.keys.clone());
         if let Some(budget) = &self.budget {
-            log.set_budget(budget);
+            *log.share_mut() = Share::new(budget, LOG_INDEX_BYTES_LEAST);
         }
         self.log = Some(log);
         self.superblock = Some(superblock);

@@ -249,7 +249,7 @@ async fn check_backend(
 async fn plan_log(
     name: &VolumeName,
     request: &CreateVolume,
-    setup: &Setup,
+    setup: &Arc<Setup>,
     volumes: &Volumes,
 ) -> Result<LogPlace, String> {
     let path = match (&request.log_path, &setup.node().log_path) {
@@ -279,10 +279,9 @@ pub(super) async fn check_log_place(
     path: PathBuf,
     bytes: Option<u64>,
     of: Option<&Entry>,
-    setup: &Setup,
+    setup: &Arc<Setup>,
     volumes: &Volumes,
 ) -> Result<LogPlace, String> {
-    let default_bytes = setup.node().log_size_mib << 20;
     if path != Path::new(LOG_FILE) && !path.is_absolute() {
         return Err(format!(
             "log path {}: give an absolute path",
@@ -306,7 +305,16 @@ pub(super) async fn check_log_place(
             let found = found.map_err(|error| format!("log path {}: {error}", path.display()))?;
             found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
         }
-        (None, None) => default_bytes,
+        (None, None) => {
+            let directory = match path.parent() {
+                Some(parent) if path.is_absolute() => parent.to_owned(),
+                _ => setup.layout().root().to_owned(),
+            };
+            let (setup, at) = (Arc::clone(setup), directory.display().to_string());
+            let look = move || setup.log_bytes(&directory);
+            let chosen = looks::in_time(&at, ANSWER_TIME_MAX, look).await;
+            chosen.ok_or_else(silent)?
+        }
     };
     if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&bytes)
         || !bytes.is_multiple_of(BLOCK_BYTES as u64)

@@ -16,6 +16,19 @@ pub(super) fn short(name: &VolumeName, shortage: &Shortage) -> ApiError {
     ApiError::new(ErrorKind::Invalid, format!("volume {name}: {shortage}"))
 }
 
+/// Memory for volumes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Totals {
+    /// All of it.
+    pub volumes_bytes: u64,
+    /// What is reserved.
+    pub reserved: Parts,
+    /// What the indexes of logs may have beyond the least of each.
+    pub index_bytes: u64,
+    /// What they have of that.
+    pub index_used_bytes: u64,
+}
+
 /// Memory for volumes, and what each has of it, by its number.
 pub(super) struct Memories {
     setup: Arc<Setup>,
@@ -25,9 +38,9 @@ pub(super) struct Memories {
 
 impl Memories {
     /// All of it, for nobody yet.
-    pub fn new(setup: Arc<Setup>) -> Self {
+    pub fn new(setup: Arc<Setup>, share: Arc<Share>) -> Self {
         Self {
-            share: Share::new(setup.budget().volumes_bytes),
+            share,
             setup,
             reserved: Mutex::default(),
         }
@@ -57,6 +70,11 @@ impl Memories {
         Ok(memory)
     }
 
+    /// Whether the indexes of write logs have something that was reserved since, and is being destaged.
+    pub fn is_overdrawn(&self) -> bool {
+        self.share.is_overdrawn()
+    }
+
     /// What those of these volumes need at least that have no memory yet, but for the one with this number.
     fn bytes_of_unopened(&self, volumes: Vec<Entry>, number: u32) -> u64 {
         volumes
@@ -79,9 +97,14 @@ impl Memories {
         lock(&self.reserved).get(&number)?.upgrade()
     }
 
-    /// Memory for volumes, and what of it they have reserved.
-    pub fn totals(&self) -> (u64, Parts) {
-        (self.share.bytes(), self.share.held())
+    /// Memory for volumes, what of it they have reserved, and what the indexes of logs may have and have of the rest.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            volumes_bytes: self.share.bytes(),
+            reserved: self.share.held(),
+            index_bytes: self.share.index_bytes(),
+            index_used_bytes: self.share.index_used_bytes(),
+        }
     }
 
     /// Reserve parts for something that ends, such as a verification.

@@ -41,6 +41,7 @@ use flush::Flushes;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
+use hdcs_backend::memory::Share;
 use hdcs_core::node::stop::LOG_PATIENCE_MAX;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
@@ -138,7 +139,7 @@ impl Node {
     /// A node over a data directory and a running shard. Volumes are opened by [`Self::open_all`].
     pub fn new(
         config: Config,
-        budget: Budget,
+        (budget, share): (Budget, Arc<Share>),
         dir: Arc<Mutex<DataDir>>,
         path: Arc<dyn DataPath>,
         nbd_listen: Vec<String>,
@@ -152,7 +153,7 @@ impl Node {
         let setup = Arc::new(Setup::new(config, budget, layout));
         let link = Arc::new(Link::new(path));
         let volumes = Arc::new(Volumes::new(Arc::clone(&setup), Arc::clone(&link)));
-        let memories = Arc::new(Memories::new(Arc::clone(&setup)));
+        let memories = Arc::new(Memories::new(Arc::clone(&setup), share));
         let flushes = Flushes::new(Arc::clone(&link), Arc::clone(&volumes));
         let heats = Heats::new(Arc::clone(&setup), Arc::clone(&link), Arc::clone(&volumes));
         let scrubs = Scrubs::new(

@@ -22,6 +22,7 @@
 //! 4. An opening whose thread hangs is given up only for a volume that is to go. Whatever that thread
 //!    brings later is closed; it changes neither records nor volumes any more ([`Gate`]).
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,6 +64,13 @@ const HANG_TIME_LOCAL: Duration = Duration::from_secs(10);
 const HANG_TIME_REMOTE: Duration = Duration::from_secs(60);
 /// Openings that are handed over at once: fewer than the commands that the data path takes.
 const OPENINGS_PER_ROUND: usize = 64;
+
+/// How often it is said how many volumes are open at a start, and of how many at least at its end.
+const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
+const VOLUMES_SAID_MIN: usize = 20;
+/// How long memory is waited for that the indexes of other logs give back, and how often that is looked at.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a volume is not open.
 #[derive(Clone, Debug)]
@@ -212,6 +220,7 @@ impl Node {
             .memories
             .reserve(entry, self.volumes.entries_that_stay())
             .map_err(short)?;
+        self.wait_for_memory().await?;
         let spec = self
             .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
@@ -228,6 +237,24 @@ impl Node {
             let _ = tokio::task::spawn_blocking(move || gate.take_back()).await;
         }
         result
+    }
+
+    /// Wait until the indexes of other logs have given back what was reserved of their memory.
+    async fn wait_for_memory(&self) -> Result<(), OpenFailure> {
+        let until = Instant::now() + MEMORY_PATIENCE;
+        while self.memories.is_overdrawn() {
+            if Instant::now() >= until {
+                let why = "what other volumes have in their write logs takes the memory that it needs, and is not \
+                           destaged fast enough";
+                return Err(OpenFailure::new(Failure::Shortage, why));
+            }
+            // Whoever is asked looks at its memory.
+            if self.link.report().await.is_err() {
+                return Ok(());
+            }
+            tokio::time::sleep(MEMORY_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Open a volume, and note what became of it.
@@ -386,6 +413,8 @@ impl Node {
                 }
             }
         }
+        let names = dirty_first(self, names).await;
+        let (began, total) = (Instant::now(), names.len());
         let mut openings = JoinSet::new();
         for names in names.chunks(OPENINGS_PER_ROUND) {
             for name in names {
@@ -395,8 +424,23 @@ impl Node {
             tokio::task::yield_now().await;
             self.link.report().await?;
         }
-        let all = async { while openings.join_next().await.is_some() {} };
-        if tokio::time::timeout(START_PATIENCE, all).await.is_err() {
+        let mut said = Instant::now();
+        let all = async {
+            while openings.join_next().await.is_some() {
+                if said.elapsed() >= PROGRESS_PERIOD && !openings.is_empty() {
+                    said = Instant::now();
+                    let done = total - openings.len();
+                    tracing::info!("opened {done} of {total} volumes");
+                }
+            }
+        };
+        let all = tokio::time::timeout(START_PATIENCE, all).await;
+        let done = total - openings.len();
+        if done > VOLUMES_SAID_MIN {
+            let seconds = began.elapsed().as_secs_f64();
+            tracing::info!("opened {done} of {total} volumes in {seconds:.1} s");
+        }
+        if all.is_err() {
             tracing::warn!(
                 "{} volumes are still being opened; the others serve",
                 openings.len()
@@ -562,6 +606,32 @@ impl Node {
         forget_cached(entry, &self.link).await;
         Ok((new, aside))
     }
+}
+
+/// These volumes, those first whose logs held most when that was last recorded: they take longest to open, and have
+/// clients that wait.
+async fn dirty_first(node: &Node, names: Vec<String>) -> Vec<String> {
+    let entries: Vec<_> = (names.iter())
+        .map(|name| node.volumes.slot(name).map(|slot| slot.found))
+        .collect();
+    let layout = node.setup.layout().clone();
+    let dirty = tokio::task::spawn_blocking(move || {
+        let dirty = entries.into_iter().map(|found| match found {
+            Ok(Found::Entry(entry)) => {
+                let directory = catalogue::directory(&layout, &entry.name);
+                let record = DirtyRecord::read(&directory, entry.uuid);
+                record.map_or(0, |record| record.dirty_bytes)
+            }
+            _ => 0,
+        });
+        dirty.collect::<Vec<_>>()
+    });
+    let Ok(dirty) = dirty.await else {
+        return names;
+    };
+    let mut names: Vec<_> = dirty.into_iter().zip(names).collect();
+    names.sort_by_key(|&(dirty, _)| Reverse(dirty));
+    names.into_iter().map(|(_, name)| name).collect()
 }
 
 /// How long opening a backend may take before that counts as hanging.

@@ -12,6 +12,7 @@ use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
 
+use super::memory::Totals;
 use super::record::Asked;
 use super::volumes::Slot;
 use super::{Node, find, in_time};
@@ -192,7 +193,12 @@ impl Node {
         } else {
             State::Degraded
         };
-        let (volumes_bytes, reserved) = self.memories.totals();
+        let Totals {
+            volumes_bytes,
+            reserved,
+            index_bytes,
+            index_used_bytes,
+        } = self.memories.totals();
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -222,6 +228,8 @@ impl Node {
                 volumes_log_bytes: reserved.log_bytes,
                 volumes_tables_bytes: reserved.tables_bytes,
                 volumes_buffers_bytes: reserved.buffers_bytes,
+                volumes_index_bytes: index_used_bytes,
+                volumes_index_max_bytes: index_bytes,
                 pool_bytes: report.pool_bytes,
                 pool_free_bytes: report.pool_free_bytes,
                 frames_bytes: report.cache.dram_blocks * BLOCK_BYTES as u64,

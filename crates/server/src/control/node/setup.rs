@@ -2,6 +2,7 @@
 //! where its data is. What volumes are to be follows from that and their entries.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use hdcs_api::ApiError;
@@ -10,6 +11,7 @@ use hdcs_backend::codec::CODECS;
 use hdcs_backend::memory::{Kind, Needs, VolumeMemory};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::LOG_BYTES_MIN;
 use hdcs_core::volume::VolumeConfig;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::Allow;
@@ -20,6 +22,17 @@ use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::Layout;
 use crate::shard::command::{Admission, VolumeSpec};
+
+const MIB: u64 = 1 << 20;
+/// Of what is free, a new log takes this part at most, as a divisor: the hundredth log has a fifth of what the first one
+/// had.
+const LOG_FREE_DIVISOR: u64 = 64;
+
+/// Size of a new log where so much is free.
+fn log_bytes_of(usual: u64, free: u64) -> u64 {
+    let part = free / LOG_FREE_DIVISOR / MIB * MIB;
+    usual.min(part.max(LOG_BYTES_MIN))
+}
 
 /// What the node was set up with.
 #[derive(Debug)]
@@ -41,6 +54,17 @@ impl Setup {
     /// What belongs to the node as a whole.
     pub fn node(&self) -> &NodeSettings {
         &self.config.node
+    }
+
+    /// Size of the log of a new volume that nobody has said: that of the configuration, but if that does not say it
+    /// either, no more than a part of what is free in the directory, so that there is room for many.
+    pub fn log_bytes(&self, directory: &Path) -> u64 {
+        let usual = self.node().log_size_mib << 20;
+        if self.config.is_given("log_size_mib") {
+            return usual;
+        }
+        let free = rustix::fs::statvfs(directory).map(|found| found.f_bavail * found.f_frsize);
+        free.map_or(usual, |free| log_bytes_of(usual, free))
     }
 
     /// How memory is split.
@@ -160,5 +184,25 @@ impl Setup {
             admission,
             memory,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_of_hundreds_of_volumes_fit_the_device_whatever_it_has() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(log_bytes_of(512 * MIB, 1000 * GIB), 512 * MIB);
+        let mut free = 48 * GIB;
+        let mut sizes = Vec::new();
+        for _ in 0..200 {
+            sizes.push(log_bytes_of(1500 * MIB, free));
+            free -= sizes[sizes.len() - 1];
+        }
+        assert!(free > GIB && sizes.is_sorted_by(|one, next| one >= next));
+        assert_eq!((sizes[0], sizes[199] / MIB), (768 * MIB, 33));
+        assert_eq!(log_bytes_of(512 * MIB, 0), LOG_BYTES_MIN);
     }
 }
