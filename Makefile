@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-page bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua
+.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-page bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua stress-volumes
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -68,6 +68,9 @@ run: build ## a node in the foreground, and how to attach to it
 
 bench-policies: setup build ## every cache policy, and the longest gap when one becomes another (QUICK=1)
 	target/release/hdcs-bench policies $(if $(QUICK),--quick)
+
+stress-volumes: setup checked ## a thousand volumes of one node, killed and opened again
+	HDCS_VOLUMES=1000 timeout 900 $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/node/test_many_volumes.py
 
 bench: setup build ## side by side with the device and peers; docs/PERFORMANCE.md (QUICK=1 ONLY=profile PLACE=disk|memory REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(PLACE),--place $(PLACE)) $(if $(REPEAT),--repeat $(REPEAT))

@@ -50,9 +50,8 @@ def test_shard_counts_what_writes_one_by_one_cost(daemon):
     assert shard["turns"] >= WRITES
     assert shard["wakeups"] > 0
     assert shard["enters"] > 0
-    # At least a receive, a log write and a send each.
-    assert shard["completions"] >= 3 * WRITES
-    assert found['hdcs_shard_reply_seconds_total{shard="0"}'] > 0
+    # At least a receive and a log write each; what a socket takes at once is sent without an operation.
+    assert shard["completions"] >= 2 * WRITES
 
 
 def test_spans_hold_what_was_written_and_say_where_its_time_went(daemon):

@@ -62,6 +62,8 @@ use crate::{abort_report, acceptor, descriptors, logging};
 const SOCKET_PATH_BYTES_MAX: usize = 108;
 /// How often rates are sampled and the shard is looked after.
 const TICK: Duration = Duration::from_secs(1);
+/// Volumes that are sampled each second; of more, each is sampled less often.
+const VOLUMES_SAMPLED_S: usize = 400;
 /// How long the last events may take to be written.
 const EVENTS_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long the shard may take to begin to listen.
@@ -439,10 +441,15 @@ async fn finish(
 async fn tick(node: Arc<Node>, shard: JoinHandle<()>) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut ticks, mut volumes) = (0, 0);
     while !shard.is_finished() {
         tick.tick().await;
         logging::say_dropped();
-        node.sample().await;
+        // A look at very many volumes is not free, and not needed every second.
+        if ticks % (1 + volumes / VOLUMES_SAMPLED_S) == 0 {
+            volumes = node.sample().await.unwrap_or(volumes);
+        }
+        ticks += 1;
         node.retry();
         node.scrub_by_schedule();
         node.save_heat_by_schedule();

@@ -330,36 +330,43 @@ impl Connection {
         if self.sending {
             return;
         }
-        let output = self.session.output();
-        while self.chunks.len() < SEND_CHUNKS_MAX
-            && let Some(chunk) = output.pop_front()
-        {
-            if !bytes_of(&chunk).is_empty() {
-                self.chunks_held += chunk.held();
-                self.chunks.push_back(chunk);
+        let mut left = bytes_max;
+        loop {
+            // A session may have more once what it had is taken: TLS encrypts a part at a time.
+            let output = self.session.output();
+            while self.chunks.len() < SEND_CHUNKS_MAX
+                && let Some(chunk) = output.pop_front()
+            {
+                if !bytes_of(&chunk).is_empty() {
+                    self.chunks_held += chunk.held();
+                    self.chunks.push_back(chunk);
+                }
             }
-        }
-        let is_all = output.is_empty();
-        let total = self.make_message(bytes_max);
-        if total == 0 {
-            return;
-        }
-        if self.replies_sending == 0 {
-            self.replies_since = now;
-        }
-        self.replies_sending += mem::take(&mut self.replies);
-        // What the socket takes whole needs no operation, the end of which would cost a turn. The end of an operation is
-        // what brings back a connection that has more to send.
-        if is_all && total < bytes_max {
+            let total = self.make_message(left);
+            if total == 0 {
+                return;
+            }
+            if self.replies_sending == 0 {
+                self.replies_since = now;
+            }
+            self.replies_sending += mem::take(&mut self.replies);
+            if total >= left {
+                // Enough for this turn. The end of the operation brings it back.
+                break;
+            }
+            // What the socket takes at once needs no operation, the end of which would cost a turn.
             match send_now(&self.socket, &self.message) {
-                Ok(bytes) => self.sent(now, Ok(bytes), counts),
-                Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                Ok(bytes) => {
+                    self.sent(now, Ok(bytes), counts);
+                    left -= bytes;
+                    if bytes < total {
+                        self.make_message(left);
+                        break;
+                    }
+                }
+                Err(Errno(libc::EAGAIN | libc::EINTR)) => break,
                 Err(errno) => return self.abort(Ending::Failed(errno.to_string())),
             }
-            self.make_message(bytes_max);
-        }
-        if self.vectors.is_empty() {
-            return;
         }
         self.sending = true;
         let (owner, fd) = (Owner::Send(slot), self.socket.as_raw_fd());

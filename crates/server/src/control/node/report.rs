@@ -244,12 +244,10 @@ impl Node {
     }
 
     /// Take a sample of the destage rate, and renew the dirty records; called about once a second.
-    pub async fn sample(&self) {
+    pub async fn sample(&self) -> Option<usize> {
         let asked = Asked::now();
         // Without a report there is nothing to sample; whoever asks for one gets the error.
-        let Ok(report) = self.link.report().await else {
-            return;
-        };
+        let report = self.link.report().await.ok()?;
         let slots = self.volumes.slots();
         let views = slots
             .iter()
@@ -260,5 +258,6 @@ impl Node {
             .begin_by_schedule(&report, &self.setup, &self.volumes, &self.link);
         self.record_sizes(&report).await;
         self.watch.sample(&report);
+        Some(report.volumes.len())
     }
 }
