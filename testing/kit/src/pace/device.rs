@@ -229,7 +229,7 @@ mod tests {
             .iter()
             .map(|&time| micros(device.flush(at(time))))
             .collect();
-        assert_eq!(ends, [100, 200, 200, 300, 350, 500]);
+        assert_eq!(ends, [100, 200, 200, 300, 400, 500]);
     }
 
     #[test]
