@@ -62,7 +62,7 @@ pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MA
 const CONTROL_POOL_BLOCKS: usize = 32;
 /// Memory that has to be there for a write to be admitted: its parts and those of runs that are still to be cut, and
 /// pages of checksums.
-const ADMISSION_BYTES: u64 = SPAN_ENTRIES_MAX as u64 * LOG_PART_BYTES + 2 * PAGE_BYTES;
+pub const ADMISSION_BYTES: u64 = SPAN_ENTRIES_MAX as u64 * LOG_PART_BYTES + 2 * PAGE_BYTES;
 /// Spans sealed and not yet durable at most: the caller appends nothing beyond, so that the
 /// control pool covers them.
 pub const FLIGHTS_MAX: usize = 2 * SPANS_IN_FLIGHT_MAX;

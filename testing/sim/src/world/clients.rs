@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::volume::{State, Trouble};
 
+use hdcs_core::log::write_log::ADMISSION_BYTES;
+
 use super::open_loops::LULL;
 use super::{
     Ask, BACKEND_TROUBLE, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, Content, Discard, Event,
@@ -398,7 +400,8 @@ impl World {
         ))
     }
 
-    /// A write may be refused for want of room only when the log could not take the largest span.
+    /// A write may be refused for want of room only when the log could not take the largest span, or the memory that all
+    /// share has no place for what it would add to the index.
     fn check_log_is_full(&self, unit: usize) -> Result<(), Violation> {
         let Some(volume) = self.volume(unit) else {
             return Ok(());
@@ -410,7 +413,9 @@ impl World {
         }
         let stats = volume.stats(self.engine.now());
         let free = stats.log_ring_blocks - stats.log_used_blocks;
-        if free <= FREE_BLOCKS_WHEN_FULL_MAX {
+        let budget = self.node.as_ref().map(|node| &node.index_budget);
+        let lacks_memory = budget.is_some_and(|budget| budget.free() < ADMISSION_BYTES);
+        if free <= FREE_BLOCKS_WHEN_FULL_MAX || lacks_memory {
             return Ok(());
         }
         Err(Violation::new(
