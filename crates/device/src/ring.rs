@@ -604,7 +604,9 @@ impl Ring {
         self.start(slot);
         self.operations[slot as usize].is_transfer = true;
         self.transfers += 1;
-        if self.config.submit == Submit::Each && self.pending && self.transfers <= DEVICE_BUSY {
+        let is_urgent = self.operations[slot as usize].urgent_since.is_some();
+        let goes = self.transfers <= DEVICE_BUSY || is_urgent;
+        if self.config.submit == Submit::Each && self.pending && goes {
             // A refusal is not lost: the entries stay queued until the next turn.
             let _ = self.uring().submit();
             self.counts.enters += 1;

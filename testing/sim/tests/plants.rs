@@ -331,6 +331,7 @@ fn plant_of_an_older_superblock_that_names_what_is_cut_off_is_caught() {
         "read-foreign",
         "extents-dirty",
         "backend-foreign",
+        "backend-goes-back",
     ];
     assert_caught(Plant::OlderTail, &rules);
 }

@@ -405,6 +405,8 @@ impl Destaging {
         from.damage.forget_bad(from.log.get());
         if let Some(plan) = self.generation.retired(now, spans, from.log.get()) {
             self.chunks.clear();
+            // Others may need it, and it may be long until this volume reads its log again.
+            self.reserve.take_if(|reserve| reserve.is_free());
             from.port.stats.coalesced_bytes += plan.coalesced_bytes();
         }
         Some(resident)

@@ -481,6 +481,7 @@ impl Volume {
         if self.log.get().durable_sequence() >= until {
             return self.port.reply(id, Kind::Flush, Ok(Reply::Done), cx);
         }
+        self.writes.group_commit.came();
         self.writes.waiters.wait(Waiter {
             until,
             id,
@@ -609,7 +610,7 @@ impl Volume {
 
     /// How long clients with much under way need not be heard, while a span is being written; 0 if none is.
     pub fn deaf_time(&self) -> Nanos {
-        if self.log.get().flights() == 0 {
+        if self.log.if_open().is_none_or(|log| log.flights() == 0) {
             return Nanos(0);
         }
         self.writes.group_commit.deaf_time()

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use hdcs_core::base::limits::LOST_RANGES_MAX;
-use hdcs_core::volume::{State, Trouble};
-
 use hdcs_core::log::write_log::ADMISSION_BYTES;
+use hdcs_core::volume::{State, Trouble};
 
 use super::open_loops::LULL;
 use super::{

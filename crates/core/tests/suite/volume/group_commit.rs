@@ -1,6 +1,9 @@
 //! How much spans gather, in the model of [`hdcs_kit::pace`]: no clock and no machine has a say.
 
+use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::Nanos;
+use hdcs_core::cache::{CacheConfig, ReadCache};
+use hdcs_core::volume::{Context, Persist, Volume};
 use hdcs_kit::pace::{Backend, DeviceModel, Load, Model};
 
 /// What a client with so many writes under way gets from a device, with a backend that holds nothing up: writes a second,
@@ -46,4 +49,28 @@ fn group_commit_suits_each_kind_of_device() {
             );
         }
     }
+}
+
+/// Clients are let in while a log is being replayed, and a busy one is asked for how long it need not be heard.
+#[test]
+fn volume_that_is_not_open_yet_hears_its_clients() {
+    let pool = Pool::new(32 << 20);
+    let mut actions = Vec::new();
+    let config = CacheConfig {
+        dram_blocks: 64,
+        ssd: None,
+        ssd_answer_max: Nanos::from_millis(5_000),
+    };
+    let mut cache = ReadCache::new(config, Nanos(0), std::rc::Rc::clone(&pool), &mut actions);
+    let mut cx = Context {
+        cache: &mut cache,
+        pool: &pool,
+        actions: &mut actions,
+    };
+    let volume = Volume::open(
+        hdcs_kit::volume::config(Persist::OnWrite),
+        Nanos(0),
+        &mut cx,
+    );
+    assert_eq!(volume.deaf_time(), Nanos(0));
 }
