@@ -156,7 +156,8 @@ fn plant_of_a_replay_that_believes_its_first_look_is_caught() {
 
 #[test]
 fn plant_of_a_tail_past_damage_that_is_not_recorded_is_caught() {
-    assert_caught(Plant::ForgottenLoss, &["lost-forgotten", "lost-shown"]);
+    let rules = ["lost-forgotten", "lost-shown", "read-stale"];
+    assert_caught(Plant::ForgottenLoss, &rules);
 }
 
 #[test]
