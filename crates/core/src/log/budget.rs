@@ -67,6 +67,7 @@ impl IndexBudget {
     /// There are so many bytes from now on.
     pub fn set_total(&self, total: u64) {
         self.total.set(total);
+        self.note_repaid();
     }
 
     /// What there is beyond the least of every share.
@@ -102,6 +103,11 @@ impl IndexBudget {
 
     fn change(&self, from: u64, to: u64) {
         self.used.set(self.used() - from + to);
+        self.note_repaid();
+    }
+
+    /// What a replay had taken beyond what there was may fit by now.
+    fn note_repaid(&self) {
         if self.overdraft.get() == Overdraft::Repaying && self.used() <= self.total() {
             self.overdraft.set(Overdraft::No);
         }
@@ -304,6 +310,18 @@ mod tests {
         budget.give_reserve(10);
         budget.give_reserve(10);
         assert_eq!(budget.free(), 10);
+    }
+
+    #[test]
+    fn what_a_replay_took_too_much_is_repaid_once_there_is_more() {
+        let budget = IndexBudget::new(100);
+        let (mut one, mut other) = (Share::new(&budget, 0), Share::new(&budget, 0));
+        assert!(one.may_replay(150));
+        one.set(150);
+        one.replayed();
+        assert!(budget.is_overdrawn() && !other.may_replay(1));
+        budget.set_total(150);
+        assert!(!budget.is_overdrawn() && other.may_replay(1));
     }
 
     #[test]

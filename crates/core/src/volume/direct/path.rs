@@ -1,6 +1,7 @@
 //! Where writes go: to the log, or past it, and the way from one to the other. See the diagram of the module above.
 
 use crate::base::io::Nanos;
+use crate::base::limits::BLOCK_BYTES;
 use crate::log::destage::{Destage, Stage};
 use crate::log::extent_index::Sequence;
 use crate::log::write_log::WriteLog;
@@ -123,7 +124,7 @@ impl WritePath {
     fn drain_round(log: &WriteLog) -> Drain {
         Drain {
             until: log.next_sequence(),
-            quota: log.used_blocks() / 2,
+            quota: lying_blocks(log) / 2,
             last: false,
         }
     }
@@ -145,7 +146,7 @@ impl WritePath {
         if idle {
             // None is under way that could be late.
             let soon = (destage.rate_blocks(Nanos(0)) * LAST_SECONDS) as u64;
-            drain.last = log.used_blocks() <= soon.max(LAST_BLOCKS);
+            drain.last = lying_blocks(log) <= soon.max(LAST_BLOCKS);
         }
         self.path = Path::Draining(drain);
     }
@@ -187,4 +188,11 @@ impl WritePath {
             );
         }
     }
+}
+/// Blocks that lie in the log. What memory there is for its index makes a log full early, but has no say here: it would
+/// leave something to drain of a log that is all but empty.
+fn lying_blocks(log: &WriteLog) -> u64 {
+    let sealed = (log.spans().front()).map_or(0, |first| log.sealed_end() - first.position);
+    let open = log.open_bytes().div_ceil(BLOCK_BYTES) + log.open_entries().min(1);
+    sealed + open as u64
 }
