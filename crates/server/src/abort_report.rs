@@ -9,6 +9,8 @@ use std::ptr::null_mut;
 const FRAMES_MAX: usize = 64;
 /// How long writing them may take before the process ends without: standard error may have stalled.
 const WRITE_SECONDS_MAX: u32 = 5;
+/// Longest first line: of what is said, and a name.
+const LINE_BYTES_MAX: usize = 160;
 /// Longest name of a thread, the terminating zero included.
 const THREAD_NAME_BYTES: usize = 16;
 
@@ -40,9 +42,18 @@ extern "C" fn report(_signal: c_int) {
         libc::raise(libc::SIGABRT);
     }
     let end = name.iter().position(|&byte| byte == 0);
-    say(b"hdcs: aborted (SIGABRT) in thread ");
-    say(&name[..end.unwrap_or(name.len())]);
-    say(b"; acknowledged writes are in the write logs. Its frames, the newest first:\n");
+    let parts: [&[u8]; 3] = [
+        b"hdcs: aborted (SIGABRT) in thread ",
+        &name[..end.unwrap_or(name.len())],
+        b"; acknowledged writes are in the write logs. Its frames, the newest first:\n",
+    ];
+    // At once, so that no other thread's line comes in between.
+    let (mut line, mut len) = ([0; LINE_BYTES_MAX], 0);
+    for part in parts {
+        line[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    }
+    say(&line[..len]);
     let (frames, count) = frames();
     // SAFETY: as many frames as were told; writes to a descriptor without allocating.
     unsafe { libc::backtrace_symbols_fd(frames.as_ptr(), count, libc::STDERR_FILENO) };
