@@ -36,11 +36,12 @@ CHECKED := --profile checked --workspace
 checked:
 	timeout 2400 cargo build $(CHECKED) --all-targets
 
-# Quick things first; each step is bounded in time. This is all that CI runs. The simulator's seeds are the same
+# Quick things first; each step is bounded in time. The demo is built without default features. This is all that CI runs. The simulator's seeds are the same
 # on every machine; `make sim` goes on with others.
 test: setup ## everything that must hold
 	cargo fmt --all --check
 	timeout 1500 cargo clippy $(CHECKED) --all-targets -- -D warnings
+	timeout 600 cargo check --profile checked -p hdcs-cli -p hdcs-bench --no-default-features
 	$(MAKE) checked
 	nice timeout 3000 $(MAKE) test-crates >target/test-crates.log 2>&1 & crates=$$!; \
 	timeout 3000 $(PYTEST) tests; black_box=$$?; wait $$crates; crates=$$?; \

@@ -103,6 +103,7 @@ pub fn list(out: &mut String, title: &str, bars: &[Bar]) {
 
 /// Median over the repetitions of one value by another's in the same repetition; each value comes
 /// with the number of its repetition.
+#[cfg(feature = "stores")]
 pub fn ratio_within(ours: &[(u32, f64)], theirs: &[(u32, f64)]) -> Option<f64> {
     let pairs: Vec<f64> = ours
         .iter()
