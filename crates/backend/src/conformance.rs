@@ -6,7 +6,7 @@
 //! such a one must do.
 
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ pub struct Bench {
     /// What is under test.
     pub stack: Stack,
     /// Where buffers come from.
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     origin: Instant,
     next: u64,
     ended: HashMap<u64, Result<Done, IoError>>,
@@ -372,7 +372,7 @@ pub fn contract(open: &Open<'_>, say: &mut dyn FnMut(&str)) {
         assert_eq!(bench.stack.under_way(), 0);
     }
     say("opening it again");
-    let pool = Rc::clone(&bench.pool);
+    let pool = Arc::clone(&bench.pool);
     bench.write(8192, &noise(77, 4096)).unwrap();
     bench.ask(Ask::Flush).unwrap();
     let mut content = bench.close();

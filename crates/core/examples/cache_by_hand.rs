@@ -1,7 +1,7 @@
 //! The read cache in a program of one's own: DRAM over an SSD tier whose device is a vector, and a warm restart.
 //! `cargo run -p hdcs-core --example cache_by_hand`
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::{BufMut, Pool};
 use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos, SectorRange};
@@ -13,7 +13,7 @@ const BLOCKS: u64 = 256;
 
 /// A cache with its device.
 struct Node {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     device: Vec<u8>,
     cache: ReadCache,
     now: Nanos,
@@ -36,7 +36,7 @@ impl Node {
     fn start(device: Vec<u8>) -> Self {
         let pool = Pool::new(16 << 20);
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config(), Nanos(0), Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config(), Nanos(0), Arc::clone(&pool), &mut actions);
         let mut node = Self {
             pool,
             device,

@@ -3,7 +3,7 @@
 //! `cargo run --release -p hdcs-core --example read_cache_speed [frames]`. A figure is the best of
 //! five rounds; compare figures of one run only.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use fastrand::Rng;
@@ -56,7 +56,7 @@ fn main() {
         ssd_answer_max: Nanos::from_millis(5_000),
     };
     let pool = Pool::new(64 << 20);
-    let mut cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut Vec::new());
+    let mut cache = ReadCache::new(config, Nanos(0), Arc::clone(&pool), &mut Vec::new());
     let block = [7; BLOCK_BYTES];
     (0..frames as u64).for_each(|key| cache.fill_block(BlockKey::new(1, key), &block));
     let mut random = Rng::with_seed(1);
@@ -102,7 +102,7 @@ fn main() {
         ssd_answer_max: Nanos::from_millis(5_000),
     };
     let mut actions = Vec::new();
-    let mut cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
+    let mut cache = ReadCache::new(config, Nanos(0), Arc::clone(&pool), &mut actions);
     while !cache.is_ready() {
         answer(&mut cache, &mut actions);
     }

@@ -5,7 +5,7 @@
 //! every action ends at once, in order; the simulator in `testing/sim` is the same thing with time, disorder and faults.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::{Buf, BufMut, Pool};
 use hdcs_core::base::codec::{Codec, Method};
@@ -23,7 +23,7 @@ const BYTES: usize = 16 << 20;
 
 /// What a node keeps for its volumes, here for one.
 struct Node {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     cache: ReadCache,
     log: Vec<u8>,
     backend: Vec<u8>,
@@ -84,7 +84,7 @@ impl Node {
             ssd_answer_max: Nanos::from_millis(5_000),
         };
         // Without an SSD tier the cache asks for nothing.
-        let cache = ReadCache::new(cache, Nanos(0), Rc::clone(&pool), &mut Vec::new());
+        let cache = ReadCache::new(cache, Nanos(0), Arc::clone(&pool), &mut Vec::new());
         let mut log = vec![0; LOG_BYTES_MIN as usize];
         log[..4096].copy_from_slice(&Volume::format_log(&config(), 4711));
         Self {

@@ -3,7 +3,6 @@
 //! Requests wait in [`MemoryHost::submitted`] until [`MemoryHost::perform`] carries one out; so a
 //! test decides when and in which order they complete. Volumes may be shared between threads.
 
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hdcs_core::base::buf::{BufMut, Pool};
@@ -103,7 +102,7 @@ impl Content {
 /// A host of volumes in memory.
 #[derive(Debug)]
 pub struct MemoryHost {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     volumes: Vec<Arc<MemoryVolume>>,
     /// Requests that wait to be performed.
     pub submitted: Vec<(VolumeNumber, RequestId, Request)>,
@@ -129,7 +128,7 @@ impl MemoryHost {
     }
 
     /// Where its buffers come from.
-    pub fn pool(&self) -> &Rc<Pool> {
+    pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_backend::crypt::Encryption;
 use hdcs_backend::crypt::source::KeySource;
@@ -243,7 +243,7 @@ fn cache() -> Format {
             let mut rig = hdcs_kit::cache::Rig::new(CACHE_REGION);
             let region = medium.get_mut("cache").unwrap();
             rig.medium.clone_from(region);
-            let pool = Rc::clone(&rig.pool);
+            let pool = Arc::clone(&rig.pool);
             rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
             rig.run();
             region.clone_from(&rig.medium);

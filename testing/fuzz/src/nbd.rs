@@ -6,7 +6,6 @@
 //! in flight, and every buffer is back in its pool.
 
 use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_core::base::error::RequestError;
@@ -84,7 +83,7 @@ impl<'a> Run<'a> {
     }
 
     fn all(mut self, stream: &[u8]) {
-        let pool = Rc::clone(self.host.pool());
+        let pool = Arc::clone(self.host.pool());
         let mut rest = stream;
         let mut hung_up = false;
         loop {

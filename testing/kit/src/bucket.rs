@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::codec::{Codec, Method};
@@ -140,7 +141,7 @@ impl Bucket {
     }
 
     /// Write blocks that hold one byte.
-    pub fn fill(&mut self, pool: &Rc<Pool>, block: u64, blocks: usize, byte: u8) {
+    pub fn fill(&mut self, pool: &Arc<Pool>, block: u64, blocks: usize, byte: u8) {
         let mut buf = pool.alloc(blocks * 4096).expect("nothing holds it");
         buf.fill(byte);
         let data = vec![buf.freeze()];
@@ -149,7 +150,7 @@ impl Bucket {
     }
 
     /// Read a block.
-    pub fn read(&mut self, pool: &Rc<Pool>, block: u64) -> Vec<u8> {
+    pub fn read(&mut self, pool: &Arc<Pool>, block: u64) -> Vec<u8> {
         let buf = pool.alloc(4096).expect("nothing holds it");
         let offset = block * 4096;
         self.ask(Ask::Read { offset, buf });

@@ -1,6 +1,6 @@
 //! A read cache without a DRAM tier, over a device that does what it is told at once, or fails.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::cipher::BlockCipher;
@@ -22,7 +22,7 @@ pub const LINE_BYTES: usize = LINE_BLOCKS * BLOCK_BYTES;
 /// See the module.
 pub struct Rig {
     /// Where buffers come from.
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     /// The cache.
     pub cache: ReadCache,
     /// Its device.
@@ -49,7 +49,7 @@ impl Rig {
         };
         let pool = Pool::new(16 << 20);
         let mut actions = Vec::new();
-        let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        let mut cache = ReadCache::new(config.clone(), Nanos(0), Arc::clone(&pool), &mut actions);
         cache.set_codec(&Lz4);
         let mut rig = Self {
             pool,
@@ -124,7 +124,7 @@ impl Rig {
     /// Start again with what is on the medium.
     pub fn restart(&mut self) {
         self.actions.clear();
-        let pool = Rc::clone(&self.pool);
+        let pool = Arc::clone(&self.pool);
         self.cache = ReadCache::new(self.config.clone(), Nanos(0), pool, &mut self.actions);
         self.cache.set_codec(&Lz4);
         self.run();

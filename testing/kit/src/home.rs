@@ -1,7 +1,6 @@
 //! A local store on memory, as a test drives it: what it wants done is done in order, when that is asked for.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use hdcs_core::base::buf::{Buf, Pool};
@@ -83,7 +82,7 @@ pub struct Rig {
     /// Where a scrub goes on.
     pub next: Option<u64>,
     /// Where buffers come from.
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     next_token: u64,
 }
 

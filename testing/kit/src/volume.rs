@@ -60,7 +60,7 @@ pub struct World {
     /// What the next opening has inherited.
     pub inherited: Option<Inherited>,
     /// Where buffers come from.
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     /// Memory for the index of its log.
     pub budget: Rc<IndexBudget>,
     /// The read cache.
@@ -119,7 +119,7 @@ pub fn config(persist: Persist) -> VolumeConfig {
 pub fn cache(
     ssd: Option<SsdConfig>,
     now: Nanos,
-    pool: &Rc<Pool>,
+    pool: &Arc<Pool>,
     actions: &mut Vec<Action>,
 ) -> ReadCache {
     let config = CacheConfig {
@@ -127,7 +127,7 @@ pub fn cache(
         ssd,
         ssd_answer_max: Nanos::from_millis(5_000),
     };
-    ReadCache::new(config, now, Rc::clone(pool), actions)
+    ReadCache::new(config, now, Arc::clone(pool), actions)
 }
 
 impl World {

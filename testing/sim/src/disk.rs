@@ -605,7 +605,7 @@ impl Disk {
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     use hdcs_core::base::buf::Pool;
 
@@ -613,7 +613,7 @@ mod tests {
 
     const BLOCK: u64 = BLOCK_BYTES as u64;
 
-    fn block(pool: &Rc<Pool>, blocks: usize, mark: u8) -> Vec<Buf> {
+    fn block(pool: &Arc<Pool>, blocks: usize, mark: u8) -> Vec<Buf> {
         let mut buf = pool.alloc(blocks * BLOCK_BYTES).expect("room");
         buf.fill(mark);
         vec![buf.freeze()]
@@ -704,7 +704,7 @@ mod tests {
     }
 
     /// A disk that holds a 1 in each byte of its first 32 blocks, and is about to tell a lie.
-    fn liar(pool: &Rc<Pool>, lie: Lie, seed: u64) -> Disk {
+    fn liar(pool: &Arc<Pool>, lie: Lie, seed: u64) -> Disk {
         let mut disk = Disk::new(64 * BLOCK, seed);
         let op = disk.submit_write(0, &block(pool, 32, 1), true);
         disk.complete_write(op);
@@ -712,7 +712,7 @@ mod tests {
         disk
     }
 
-    fn write(disk: &mut Disk, pool: &Rc<Pool>, block_number: u64, mark: u8) {
+    fn write(disk: &mut Disk, pool: &Arc<Pool>, block_number: u64, mark: u8) {
         let op = disk.submit_write(block_number * BLOCK, &block(pool, 1, mark), true);
         disk.complete_write(op);
     }

@@ -1,7 +1,7 @@
 //! The SSD tier of the cache as it ships, without DRAM before it, on a device in memory. A block of
 //! the trace is a line.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::{Action, BlockKey, Completion, Done, Nanos};
@@ -17,7 +17,7 @@ pub const LINES_MIN: usize = 2_000;
 
 /// See the module.
 pub struct ShippedSsd {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     cache: ReadCache,
     medium: Vec<u8>,
     actions: Vec<Action>,
@@ -48,7 +48,7 @@ impl ShippedSsd {
             ssd_answer_max: Nanos::from_millis(5_000),
         };
         let (pool, mut actions) = (Pool::new(32 << 20), Vec::new());
-        let cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config, Nanos(0), Arc::clone(&pool), &mut actions);
         let mut this = Self {
             pool,
             cache,

@@ -13,20 +13,27 @@
 //! 5. Any number of handles may share a run: what a count of 16 bits cannot say is in `surplus`.
 //!    Clients decide how many handles there are, so a count must never run out.
 //!
-//! Single-threaded by design (`Rc`, `Cell`): a shard owns its memory. No I/O, no growth.
+//! 6. A count leaves `SATURATED` and 0 leaves a run's blocks only as below, so that handles may be cloned and dropped by
+//!    any thread: a count falls from `SATURATED` under the lock of `surplus` alone, and a run is named in `freed` after
+//!    all of its counts are 0.
+//!
+//! A shard owns its memory; buffers that it lends to the cache's shared tier, or that travel with a connection, come back
+//! from other threads. No I/O, no growth.
 #![allow(unsafe_code)]
 
 use alloc::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::alloc::Layout;
-use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::ops::{Deref, DerefMut, Range};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::base::io::SectorRange;
 use crate::base::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
@@ -42,14 +49,20 @@ pub struct Arena {
     allocation: NonNull<u8>,
     /// The first block.
     base: NonNull<u8>,
-    references: Box<[Cell<u16>]>,
+    references: Box<[AtomicU16]>,
     /// Handles beyond [`SATURATED`], by block. Blocks without any are not in it.
-    surplus: RefCell<BTreeMap<u32, u64>>,
+    surplus: Mutex<BTreeMap<u32, u64>>,
     /// Runs given back since the pool last looked; unused by an arena without a pool.
-    freed: Option<RefCell<Vec<Run>>>,
+    freed: Option<Mutex<Vec<Run>>>,
     /// Blocks in them.
-    freed_blocks: Cell<usize>,
+    freed_blocks: AtomicUsize,
 }
+
+// SAFETY: the allocation is reached through handles alone. Of a `BufMut` there is one for its blocks (invariant 2), and
+// what `Buf`s share nobody writes; counts say which, and are atomic.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
 
 #[derive(Clone, Copy)]
 struct Run {
@@ -59,8 +72,8 @@ struct Run {
 
 impl Arena {
     /// An arena of `blocks` zeroed blocks. The operating system provides pages as they are used.
-    pub fn new(blocks: usize) -> Rc<Self> {
-        Rc::new(Self::with(blocks, false))
+    pub fn new(blocks: usize) -> Arc<Self> {
+        Arc::new(Self::with(blocks, false))
     }
 
     fn with(blocks: usize, pooled: bool) -> Self {
@@ -74,10 +87,10 @@ impl Arena {
         Self {
             allocation,
             base,
-            references: vec![Cell::new(0); blocks].into_boxed_slice(),
-            surplus: RefCell::default(),
-            freed: pooled.then(RefCell::default),
-            freed_blocks: Cell::new(0),
+            references: (0..blocks).map(|_| AtomicU16::new(0)).collect(),
+            surplus: Mutex::default(),
+            freed: pooled.then(Mutex::default),
+            freed_blocks: AtomicUsize::new(0),
         }
     }
 
@@ -99,22 +112,29 @@ impl Arena {
 
     /// Whether nobody holds `block`.
     pub fn is_free(&self, block: usize) -> bool {
-        self.references[block].get() == 0
+        self.references[block].load(Ordering::Acquire) == 0
     }
 
     /// The run of `blocks` from `block` as one writable buffer, or `None` if somebody holds part
     /// of it.
-    pub fn claim(self: &Rc<Self>, block: usize, blocks: usize) -> Option<BufMut> {
+    pub fn claim(self: &Arc<Self>, block: usize, blocks: usize) -> Option<BufMut> {
         let run = &self.references[block..block + blocks];
-        if blocks == 0 || run.iter().any(|count| count.get() != 0) {
+        if blocks == 0 {
             return None;
         }
-        for count in run {
-            count.set(EXCLUSIVE);
+        for (taken, count) in run.iter().enumerate() {
+            let claimed =
+                count.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed);
+            if claimed.is_err() {
+                for count in &run[..taken] {
+                    count.store(0, Ordering::Release);
+                }
+                return None;
+            }
         }
         Some(BufMut {
             handle: Handle {
-                arena: Rc::clone(self),
+                arena: Arc::clone(self),
                 block: block as u32,
                 blocks: blocks as u32,
             },
@@ -127,14 +147,10 @@ impl Arena {
     /// inner part of a longer run. This is how the owner of an arena hands
     /// out what it keeps there without holding a handle for each block. Meant for arenas that are
     /// claimed one block at a time: of the first block of a longer run it would keep the rest.
-    pub fn share(self: &Rc<Self>, block: usize) -> Option<Buf> {
-        if self.references[block].get() == EXCLUSIVE {
-            return None;
-        }
-        self.retain(block as u32);
-        Some(Buf {
+    pub fn share(self: &Arc<Self>, block: usize) -> Option<Buf> {
+        self.retain(block as u32).then(|| Buf {
             handle: Handle {
-                arena: Rc::clone(self),
+                arena: Arc::clone(self),
                 block: block as u32,
                 blocks: 1,
             },
@@ -143,26 +159,69 @@ impl Arena {
         })
     }
 
-    /// Count one more handle of a block that is free or shared.
-    fn retain(&self, block: u32) {
-        let cell = &self.references[block as usize];
-        match cell.get() {
-            SATURATED => *self.surplus.borrow_mut().entry(block).or_default() += 1,
-            count => cell.set(count + 1),
+    /// Count one more handle of a block that is free or shared; false if somebody can write it.
+    fn retain(&self, block: u32) -> bool {
+        let count = &self.references[block as usize];
+        let mut seen = count.load(Ordering::Relaxed);
+        loop {
+            let result = match seen {
+                EXCLUSIVE => return false,
+                SATURATED => {
+                    let mut surplus = self.surplus.lock();
+                    seen = count.load(Ordering::Acquire);
+                    if seen == SATURATED {
+                        *surplus.entry(block).or_default() += 1;
+                        return true;
+                    }
+                    continue;
+                }
+                _ => count.compare_exchange_weak(
+                    seen,
+                    seen + 1,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                ),
+            };
+            match result {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
         }
     }
 
-    /// Take one handle from the surplus of a block, if it has any.
-    fn release_surplus(&self, block: u32) -> bool {
-        let mut surplus = self.surplus.borrow_mut();
-        let Some(handles) = surplus.get_mut(&block) else {
-            return false;
-        };
-        *handles -= 1;
-        if *handles == 0 {
-            surplus.remove(&block);
+    /// Count one handle less of a block; whether that was the last one.
+    fn release(&self, block: u32) -> bool {
+        let count = &self.references[block as usize];
+        let mut seen = count.load(Ordering::Relaxed);
+        loop {
+            let result = match seen {
+                EXCLUSIVE => {
+                    count.store(0, Ordering::Release);
+                    return true;
+                }
+                SATURATED => {
+                    let mut surplus = self.surplus.lock();
+                    seen = count.load(Ordering::Relaxed);
+                    if seen != SATURATED {
+                        continue;
+                    }
+                    match surplus.get_mut(&block) {
+                        Some(1) => drop(surplus.remove(&block)),
+                        Some(handles) => *handles -= 1,
+                        None => count.store(SATURATED - 1, Ordering::Release),
+                    }
+                    return false;
+                }
+                // What others have read of it comes before whatever is written to it next.
+                _ => {
+                    count.compare_exchange_weak(seen, seen - 1, Ordering::AcqRel, Ordering::Relaxed)
+                }
+            };
+            match result {
+                Ok(_) => return seen == 1,
+                Err(now) => seen = now,
+            }
         }
-        true
     }
 
     fn address(&self, block: u32) -> *mut u8 {
@@ -173,7 +232,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: same pointer and layout as in `with`; every handle holds an `Rc` to the arena.
+        // SAFETY: same pointer and layout as in `with`; every handle holds an `Arc` to the arena.
         unsafe {
             dealloc(
                 self.allocation.as_ptr(),
@@ -191,22 +250,17 @@ impl fmt::Debug for Arena {
 
 /// One counted reference to a run of blocks.
 struct Handle {
-    arena: Rc<Arena>,
+    arena: Arc<Arena>,
     block: u32,
     blocks: u32,
 }
 
-impl Handle {
-    fn count(&self) -> &Cell<u16> {
-        &self.arena.references[self.block as usize]
-    }
-}
-
 impl Clone for Handle {
     fn clone(&self) -> Self {
-        self.arena.retain(self.block);
+        let is_shared = self.arena.retain(self.block);
+        debug_assert!(is_shared, "what can be written has one handle");
         Self {
-            arena: Rc::clone(&self.arena),
+            arena: Arc::clone(&self.arena),
             ..*self
         }
     }
@@ -214,24 +268,22 @@ impl Clone for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let count = self.count().get();
-        if count > 1 && count != EXCLUSIVE {
-            if count < SATURATED || !self.arena.release_surplus(self.block) {
-                self.count().set(count - 1);
-            }
+        if !self.arena.release(self.block) {
             return;
         }
+        // The first block may have another owner already.
         let start = self.block as usize;
-        for cell in &self.arena.references[start..start + self.blocks as usize] {
-            cell.set(0);
+        for count in &self.arena.references[start + 1..start + self.blocks as usize] {
+            count.store(0, Ordering::Release);
         }
         if let Some(freed) = &self.arena.freed {
-            freed.borrow_mut().push(Run {
+            let mut freed = freed.lock();
+            freed.push(Run {
                 block: self.block,
                 blocks: self.blocks,
             });
-            let blocks = &self.arena.freed_blocks;
-            blocks.set(blocks.get() + self.blocks as usize);
+            let blocks = self.blocks as usize;
+            self.arena.freed_blocks.fetch_add(blocks, Ordering::Relaxed);
         }
     }
 }
@@ -246,7 +298,8 @@ pub struct BufMut {
 impl BufMut {
     /// Share the bytes; nobody can write them any more.
     pub fn freeze(self) -> Buf {
-        self.handle.count().set(1);
+        let arena = &self.handle.arena;
+        arena.references[self.handle.block as usize].store(1, Ordering::Release);
         Buf {
             start: self.start,
             len: self.len,
@@ -380,8 +433,8 @@ const ORDERS: usize = REQUEST_BLOCKS_MAX.ilog2() as usize + 1;
 
 /// A buddy allocator over an arena: the buffers of requests, spans and segments.
 pub struct Pool {
-    arena: Rc<Arena>,
-    lists: RefCell<Lists>,
+    arena: Arc<Arena>,
+    lists: Mutex<Lists>,
 }
 
 /// Free runs by order. `free` decides; a stack may name runs that are free no longer.
@@ -393,18 +446,18 @@ struct Lists {
 
 impl Pool {
     /// A pool of at least `bytes`, rounded up to whole runs of the largest order.
-    pub fn new(bytes: usize) -> Rc<Self> {
+    pub fn new(bytes: usize) -> Arc<Self> {
         let runs = bytes.div_ceil(REQUEST_BLOCKS_MAX * BLOCK_BYTES).max(1);
         Self::of_runs(runs, ORDERS - 1)
     }
 
     /// A pool of a single run of so many blocks, a power of two, which is the largest buffer that it has.
-    pub fn small(blocks: usize) -> Rc<Self> {
+    pub fn small(blocks: usize) -> Arc<Self> {
         assert!(blocks.is_power_of_two() && blocks <= REQUEST_BLOCKS_MAX);
         Self::of_runs(1, blocks.ilog2() as usize)
     }
 
-    fn of_runs(runs: usize, order: usize) -> Rc<Self> {
+    fn of_runs(runs: usize, order: usize) -> Arc<Self> {
         let blocks = runs << order;
         let mut lists = Lists {
             free: core::array::from_fn(|order| vec![false; blocks >> order].into_boxed_slice()),
@@ -414,9 +467,9 @@ impl Pool {
         for run in (0..runs).rev() {
             lists.give(run << order, order);
         }
-        Rc::new(Self {
-            arena: Rc::new(Arena::with(blocks, true)),
-            lists: RefCell::new(lists),
+        Arc::new(Self {
+            arena: Arc::new(Arena::with(blocks, true)),
+            lists: Mutex::new(lists),
         })
     }
 
@@ -425,7 +478,7 @@ impl Pool {
     pub fn alloc(&self, bytes: usize) -> Option<BufMut> {
         let blocks = bytes.div_ceil(BLOCK_BYTES).max(1);
         let order = blocks.next_power_of_two().ilog2() as usize;
-        let mut lists = self.lists.borrow_mut();
+        let mut lists = self.lists.lock();
         self.collect(&mut lists);
         let block = lists.take(order)?;
         let claimed = self
@@ -450,7 +503,8 @@ impl Pool {
     /// Bytes that are free now. Two counts: what was given back is put in its place when memory is
     /// next taken.
     pub fn free_bytes(&self) -> usize {
-        (self.lists.borrow().free_blocks + self.arena.freed_blocks.get()) * BLOCK_BYTES
+        let freed = self.arena.freed_blocks.load(Ordering::Relaxed);
+        (self.lists.lock().free_blocks + freed) * BLOCK_BYTES
     }
 
     /// Bytes in all.
@@ -459,13 +513,13 @@ impl Pool {
     }
 
     fn collect(&self, lists: &mut Lists) {
-        let mut freed = self
-            .arena
-            .freed
-            .as_ref()
-            .expect("a pool's arena collects")
-            .borrow_mut();
-        self.arena.freed_blocks.set(0);
+        let arena = &self.arena;
+        if arena.freed_blocks.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let freed = arena.freed.as_ref().expect("a pool's arena collects");
+        let mut freed = freed.lock();
+        arena.freed_blocks.store(0, Ordering::Relaxed);
         for run in freed.drain(..) {
             lists.give(run.block as usize, run.blocks.ilog2() as usize);
         }
@@ -609,9 +663,48 @@ mod tests {
             drop(one);
             assert!(!arena.is_free(0), "somebody holds it");
         }
-        assert!(arena.surplus.borrow().is_empty());
+        assert!(arena.surplus.lock().is_empty());
         drop(held);
         assert!(arena.claim(0, 2).is_some());
+    }
+
+    #[test]
+    fn buffers_of_a_pool_are_shared_and_given_back_by_any_thread() {
+        extern crate std;
+        let pool = Pool::new(1 << 20);
+        let arena = Arena::new(1);
+        arena.claim(0, 1).unwrap().fill(9);
+        std::thread::scope(|scope| {
+            for mark in 1..=4u8 {
+                let (pool, arena) = (Arc::clone(&pool), Arc::clone(&arena));
+                scope.spawn(move || {
+                    let (send, receive) = std::sync::mpsc::channel::<Buf>();
+                    let reader = std::thread::spawn(move || {
+                        for buf in receive {
+                            let copy = buf.clone();
+                            drop(buf);
+                            assert!(copy.iter().all(|&byte| byte == mark));
+                        }
+                    });
+                    // Together they pass what 16 bits can say.
+                    let held: Vec<Buf> = (0..30_000).map(|_| arena.share(0).unwrap()).collect();
+                    for round in 0..5_000usize {
+                        if let Some(mut buf) = pool.alloc(1 + round % 20_000) {
+                            buf.fill(mark);
+                            let buf = buf.freeze();
+                            send.send(buf.slice(0..1)).unwrap();
+                            send.send(buf).unwrap();
+                        }
+                    }
+                    drop(send);
+                    reader.join().unwrap();
+                    assert!(held.iter().all(|buf| buf[0] == 9));
+                });
+            }
+        });
+        assert_eq!(pool.free_bytes(), pool.total_bytes());
+        assert!(pool.alloc(1 << 20).is_some(), "all runs were merged");
+        assert!(arena.surplus.lock().is_empty() && arena.is_free(0));
     }
 
     #[test]

@@ -32,7 +32,7 @@
 //!
 //! Memory per frame: 8 key and count, 4.9 table, 2 reference count, 1 ghost.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -70,7 +70,7 @@ const NONE: u32 = u32::MAX;
 /// See the module.
 #[derive(Debug)]
 pub struct Dram {
-    arena: Option<Rc<Arena>>,
+    arena: Option<Arc<Arena>>,
     /// Key and count of each frame; of an empty main frame, the next one of the free list.
     keys: Vec<u64>,
     table: Table,

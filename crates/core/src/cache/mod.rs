@@ -56,7 +56,6 @@ mod table;
 mod void;
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::AddAssign;
@@ -300,7 +299,12 @@ impl ReadCache {
     /// A cache with an empty DRAM tier that begins to read its SSD tier, if it has one. Until
     /// that is read, lookups miss and fills go to DRAM alone. A region or line size that limits.rs
     /// does not allow leaves the SSD tier off.
-    pub fn new(config: CacheConfig, now: Nanos, pool: Rc<Pool>, actions: &mut Vec<Action>) -> Self {
+    pub fn new(
+        config: CacheConfig,
+        now: Nanos,
+        pool: Arc<Pool>,
+        actions: &mut Vec<Action>,
+    ) -> Self {
         let answer_max = config.ssd_answer_max;
         Self::with(config.dram_blocks, config.ssd, |ssd| {
             Ssd::new(ssd, answer_max, now, pool, actions)
@@ -309,7 +313,7 @@ impl ReadCache {
 
     /// As [`Self::new`], but the device of the SSD tier cannot be used at present: the tier is
     /// offline until [`CacheEvent::Readmit`].
-    pub fn without_device(config: CacheConfig, pool: Rc<Pool>) -> Self {
+    pub fn without_device(config: CacheConfig, pool: Arc<Pool>) -> Self {
         let answer_max = config.ssd_answer_max;
         Self::with(config.dram_blocks, config.ssd, |ssd| {
             Ssd::absent(ssd, answer_max, pool)

@@ -51,7 +51,7 @@
 //! next start is cold ([`Burn`]). If even that fails, or the device does not answer, the node must
 //! give the cache a new identity.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::index::Line;
@@ -143,7 +143,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Ssd {
     pub store: Store,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     device: Device,
     phase: Phase,
     pub journal: Journal,
@@ -165,10 +165,10 @@ impl Ssd {
         config: SsdConfig,
         answer_max: Nanos,
         now: Nanos,
-        pool: Rc<Pool>,
+        pool: Arc<Pool>,
         actions: &mut Vec<Action>,
     ) -> Option<Self> {
-        let device = Device::new(Rc::clone(&pool), answer_max, now);
+        let device = Device::new(Arc::clone(&pool), answer_max, now);
         let mut this = Self::idle(config, device, pool)?;
         this.drive(actions);
         Some(this)
@@ -176,20 +176,20 @@ impl Ssd {
 
     /// The tier of a region whose device is not there: offline until it is readmitted. The
     /// identity must be one that no medium carries.
-    pub fn absent(config: SsdConfig, answer_max: Nanos, pool: Rc<Pool>) -> Option<Self> {
-        let device = Device::new(Rc::clone(&pool), answer_max, Nanos(0));
+    pub fn absent(config: SsdConfig, answer_max: Nanos, pool: Arc<Pool>) -> Option<Self> {
+        let device = Device::new(Arc::clone(&pool), answer_max, Nanos(0));
         let mut this = Self::idle(config, device, pool)?;
         this.give_up(SsdFailure::Absent, Burn::Done);
         Some(this)
     }
 
-    fn idle(config: SsdConfig, device: Device, pool: Rc<Pool>) -> Option<Self> {
+    fn idle(config: SsdConfig, device: Device, pool: Arc<Pool>) -> Option<Self> {
         let layout = Layout::new(config.bytes, config.line_blocks)?;
-        let store = Store::new(layout, Rc::clone(&pool));
+        let store = Store::new(layout, Arc::clone(&pool));
         Some(Self {
             retention: Retention::new(store.lines()),
             store,
-            filler: Filler::new(Rc::clone(&pool), layout.line_blocks),
+            filler: Filler::new(Arc::clone(&pool), layout.line_blocks),
             pool,
             device,
             phase: Phase::Loading(Load::new()),
@@ -222,7 +222,7 @@ impl Ssd {
             uuid,
             ..self.journal.config().clone()
         };
-        let fresh = Self::idle(config, self.device.renewed(), Rc::clone(&self.pool));
+        let fresh = Self::idle(config, self.device.renewed(), Arc::clone(&self.pool));
         let before = core::mem::replace(self, fresh.expect("its sizes were good before"));
         self.journal.continue_queue(before.journal);
         self.store.counters = before.store.counters;

@@ -13,7 +13,6 @@
 //! its own. A part that finds none waits, in order, for the end of writes before it. Writes to the store alone hold
 //! that memory, and they end: nobody waits for the backend here.
 
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -25,7 +24,7 @@ use crate::base::limits::{HOME_CIPHER_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES};
 #[derive(Debug)]
 pub(super) struct Encryption {
     cipher: Arc<dyn KeyedCipher>,
-    memory: Rc<Pool>,
+    memory: Arc<Pool>,
 }
 
 impl Encryption {

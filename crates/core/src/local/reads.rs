@@ -1,7 +1,7 @@
 //! Reads of clients, from the store and from the backend.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -74,7 +74,7 @@ pub(super) struct Reads {
     /// Those of them that go on when they may.
     queue: VecDeque<u64>,
     /// For pieces of them.
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
 }
 
 impl Reads {

@@ -4,7 +4,6 @@
 //! [`super::commit`] makes it durable, [`super::sums`] brings checksums in and out of memory.
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -43,7 +42,7 @@ pub(super) enum Purpose {
 pub(super) struct Store {
     pub config: Config,
     pub map: Map,
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     pub commit: Commit,
     /// The checksums of its data.
     pub sums: Sums,

@@ -6,7 +6,7 @@
 //! 2. Packed entries take no more blocks than they would as they are: each saves a part, so the blocks
 //!    of a buffer are fewer than those it stands for, or as many.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use zerocopy::little_endian::{U16, U32};
@@ -86,7 +86,7 @@ pub struct Packing {
 impl Packing {
     /// Lay `compressed` behind what is here. Returns the index of its first block here and how it is
     /// stored; `None` if there is no buffer for it.
-    pub fn put(&mut self, compressed: &Compressed<'_>, pool: &Rc<Pool>) -> Option<(u32, Stored)> {
+    pub fn put(&mut self, compressed: &Compressed<'_>, pool: &Arc<Pool>) -> Option<(u32, Stored)> {
         let bytes = compressed.bytes;
         let room = self
             .filling

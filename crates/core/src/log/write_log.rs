@@ -25,7 +25,6 @@ mod parts;
 mod superblocks;
 
 use alloc::collections::{BTreeSet, VecDeque};
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -145,7 +144,7 @@ pub struct WriteLog {
     /// Entries from this one on take from what is lost when they are retired.
     lost_from: Sequence,
     /// Control parts and superblocks come from here, so that a full pool cannot stop the log.
-    control_pool: Rc<Pool>,
+    control_pool: Arc<Pool>,
 }
 
 impl WriteLog {
@@ -156,7 +155,7 @@ impl WriteLog {
         let tail = superblock.tail.get();
         let control_pool = Pool::small(CONTROL_POOL_BLOCKS);
         Self {
-            superblocks: Superblocks::new(&superblock, keys, Rc::clone(&control_pool)),
+            superblocks: Superblocks::new(&superblock, keys, Arc::clone(&control_pool)),
             ring_blocks,
             head: tail,
             durable: tail,
@@ -314,7 +313,7 @@ impl WriteLog {
         &mut self,
         now: Nanos,
         mut entry: Entry,
-        compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
+        compressed: Option<(Compressed<'_>, &Arc<Pool>)>,
     ) -> usize {
         if self.extend_last(&entry) {
             return 0;

@@ -10,7 +10,7 @@
 //! 3. Sealing needs `partial` to be empty.
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use zerocopy::little_endian::{U32, U64};
@@ -148,7 +148,7 @@ impl Gathering {
     }
 
     /// The bytes of the block, to be written; as they are if it is here already, else anything.
-    pub fn block_mut(&mut self, block: u64, pool: &Rc<Pool>) -> Result<&mut [u8], Refused> {
+    pub fn block_mut(&mut self, block: u64, pool: &Arc<Pool>) -> Result<&mut [u8], Refused> {
         let slot = match self.slots.get(&block) {
             Some(&slot) => slot,
             None => self.take_slot(block, pool)?,
@@ -156,7 +156,7 @@ impl Gathering {
         Ok(&mut self.slot_mut(slot)[..BLOCK_BYTES])
     }
 
-    fn take_slot(&mut self, block: u64, pool: &Rc<Pool>) -> Result<u32, Refused> {
+    fn take_slot(&mut self, block: u64, pool: &Arc<Pool>) -> Result<u32, Refused> {
         let slot = if let Some(slot) = self.free.pop() {
             slot
         } else {

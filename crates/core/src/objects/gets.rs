@@ -14,7 +14,7 @@
 //! 2. An object is not removed while it is being read ([`Gets::is_reading`]).
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::format::SLOT_BYTES;
@@ -67,7 +67,7 @@ pub(super) struct Waiting {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Gets {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     in_flight: usize,
     in_flight_max: usize,
     turns: Turns,
@@ -95,7 +95,7 @@ impl Gets {
     }
 
     /// Where the buffers come from.
-    pub(super) fn pool(&self) -> &Rc<Pool> {
+    pub(super) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 

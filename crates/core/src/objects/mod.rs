@@ -66,8 +66,8 @@ mod turns;
 mod write;
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::rc::Rc;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use batch::{Batch, Gathering};
@@ -226,7 +226,7 @@ pub struct ObjectVolume {
     config: Config,
     phase: Phase,
     port: Port,
-    write_pool: Rc<Pool>,
+    write_pool: Arc<Pool>,
     opening: open::Opening,
     /// The newest manifest of ours.
     manifest: Manifest,

@@ -11,7 +11,7 @@
 //! 2. During a pause nothing is put, deleted or looked for that failed before; reads go on.
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::format::Manifest;
@@ -81,7 +81,7 @@ pub(super) struct Port {
     /// The time of the present step.
     pub(super) now: Nanos,
     /// Memory for everything but blocks and what is read of data objects and of the map.
-    pub(super) control_pool: Rc<Pool>,
+    pub(super) control_pool: Arc<Pool>,
     pub(super) stats: Stats,
     /// Something changed that the rest of the machine has to see.
     pub(super) again: bool,

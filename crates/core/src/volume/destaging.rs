@@ -4,6 +4,7 @@ mod sources;
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -58,7 +59,7 @@ struct NoMemory;
 /// Memory to read the log with where the pool has none.
 #[derive(Debug)]
 struct Reserve {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     budget: Rc<IndexBudget>,
 }
 

@@ -67,7 +67,6 @@ pub mod streams;
 mod tests;
 mod write;
 
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -166,7 +165,7 @@ pub struct Context<'a> {
     /// The node's read cache.
     pub cache: &'a mut ReadCache,
     /// Where buffers come from.
-    pub pool: &'a Rc<Pool>,
+    pub pool: &'a Arc<Pool>,
     /// Where effects go.
     pub actions: &'a mut Vec<Action>,
 }

@@ -4,7 +4,7 @@
 //! `HDCS_UPDATE=1` writes the images of the present version anew, for a reviewer to compare.
 
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::codec::Method;
@@ -236,7 +236,7 @@ fn golden_objects_are_still_written_the_same() {
 
 #[test]
 fn golden_objects_of_every_version_open() {
-    let pool: Rc<Pool> = Pool::new(1 << 20);
+    let pool: Arc<Pool> = Pool::new(1 << 20);
     for version in 1..=OBJECT_VERSION {
         let objects = unpacked(&std::fs::read(objects_path(version)).unwrap());
         let first = |bucket: &mut Bucket, block: u64| bucket.read(&pool, block)[0];

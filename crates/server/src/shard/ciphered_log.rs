@@ -9,7 +9,7 @@
 //! 2. No volume waits for the memory of another, whose device may hang.
 
 use std::collections::{HashMap, VecDeque};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_backend::crypt::LogCipher;
 use hdcs_core::base::buf::{Buf, Pool};
@@ -39,7 +39,7 @@ pub struct Write {
 /// See the module.
 pub struct CipheredLog {
     cipher: LogCipher,
-    memory: Rc<Pool>,
+    memory: Arc<Pool>,
     /// Where reads under way read from.
     reads: HashMap<u64, u64>,
     waiting: VecDeque<Write>,

@@ -42,7 +42,7 @@ const REFUSAL_PAUSE: Nanos = Nanos::from_millis(1_000);
 /// What sessions and volumes share: everything but the connections.
 pub struct ShardState {
     pub ring: Ring,
-    pub pool: Rc<Pool>,
+    pub pool: Arc<Pool>,
     pub cache: ReadCache,
     pub cache_device: Option<Device>,
     pub cache_operations: usize,

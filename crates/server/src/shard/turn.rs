@@ -16,7 +16,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -197,7 +196,7 @@ impl Shard {
         }
         let pool = Pool::new(config.pool_bytes);
         let mut cache_config = config.cache.clone();
-        let (mut actions, memory) = (Vec::new(), Rc::clone(&pool));
+        let (mut actions, memory) = (Vec::new(), Arc::clone(&pool));
         let mut readmission = Readmission::default();
         let mut cache_device = None;
         let mut cache = match cache_start {

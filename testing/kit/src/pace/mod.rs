@@ -27,7 +27,7 @@ mod device;
 mod report;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 pub use device::{DeviceModel, Durability};
 use fastrand::Rng;
@@ -254,7 +254,7 @@ struct World<'a> {
     added: u64,
     log: Device,
     apart: Option<Device>,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     cache: ReadCache,
     volumes: Vec<Served>,
     clients: Vec<Client>,
@@ -281,7 +281,7 @@ impl<'a> World<'a> {
             ssd: None,
             ssd_answer_max: Nanos::from_millis(5_000),
         };
-        let mut cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
+        let mut cache = ReadCache::new(config, Nanos(0), Arc::clone(&pool), &mut actions);
         let volumes = (0..model.volumes).map(|number| {
             let mut config = model.config.clone();
             (config.number, config.uuid) = (number as u32 + 1, [number as u8 + 1; 16]);

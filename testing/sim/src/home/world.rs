@@ -4,7 +4,6 @@ mod crashes;
 mod planted;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -92,7 +91,7 @@ pub struct StoreWorld {
     pub(super) store: Disk,
     pub(super) backend: Backend,
     pub(super) home: Option<LocalStore>,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     /// Of the volume, by the catalogue; the local store's may be larger while it is not open.
     pub(super) bytes: u64,
     /// The sectors that are written, up to the end of the volume, and to the smaller one while that changes.

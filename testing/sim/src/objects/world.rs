@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::base::buf::{BufMut, Pool};
@@ -168,7 +169,7 @@ pub struct ObjectsWorld {
     pub(super) plant: Option<Plant>,
     pub(super) store: Store,
     pub(super) owners: Vec<Owner>,
-    pub(super) pool: Rc<Pool>,
+    pub(super) pool: Arc<Pool>,
     pub(super) calm: bool,
     /// When something was last told to have failed, or damaged.
     pub(super) last_fault: Nanos,

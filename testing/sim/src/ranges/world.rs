@@ -1,7 +1,7 @@
 //! The driver of one large volume. It decides nothing about what is right.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::base::buf::{BufMut, Pool};
@@ -109,7 +109,7 @@ pub struct RangesWorld {
     config: VolumeConfig,
     cache_config: CacheConfig,
     plant: Option<Plant>,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     node: Option<(ReadCache, Volume)>,
     log: Vec<u8>,
     ssd: Vec<u8>,
@@ -281,7 +281,7 @@ impl RangesWorld {
 
     fn open(&mut self) -> Result<(), Violation> {
         let mut actions = Vec::new();
-        let pool = Rc::clone(&self.pool);
+        let pool = Arc::clone(&self.pool);
         let config = self.cache_config.clone();
         let mut cache = ReadCache::new(config, self.engine.now(), pool, &mut actions);
         match self.plant {

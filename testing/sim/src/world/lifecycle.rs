@@ -14,9 +14,9 @@ use hdcs_core::volume::sharing;
 use super::{
     AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
     Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
-    Phase, Policy, Rc, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES,
-    Unit, Violation, Volume, World, check_backend, check_bounds, check_log, check_policy,
-    check_recovery, check_trouble,
+    Phase, Policy, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit,
+    Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
+    check_trouble,
 };
 use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
@@ -48,7 +48,7 @@ impl World {
         let mut cache = ReadCache::new(
             cache,
             self.engine.now(),
-            Rc::clone(&self.pool),
+            Arc::clone(&self.pool),
             &mut actions,
         );
         if !self.planted.strikes(Plant::IgnoredMarks) {

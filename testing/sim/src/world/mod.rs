@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 pub use coverage::Coverage;
 use fastrand::Rng;
@@ -329,7 +330,7 @@ pub struct World {
     stopped: Option<Result<(), Hung>>,
     /// Compressed lines of the SSD tier that were let rot, by their offsets, and whether a volume has read them since.
     rotten: BTreeMap<u64, bool>,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     node: Option<Node>,
     /// Reads of a range of a backend are counted.
     watched: Watched,

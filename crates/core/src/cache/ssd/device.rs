@@ -7,7 +7,7 @@
 //! 3. Reads and writes are judged apart: a device that takes no more writes may read well for long.
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::evict::Kept;
@@ -36,7 +36,7 @@ impl Op {
 /// See the module.
 #[derive(Debug)]
 pub struct Device {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     /// What is under way and since when; the oldest first.
     ops: BTreeMap<u64, (Nanos, Op)>,
     next_token: u64,
@@ -48,7 +48,7 @@ pub struct Device {
 
 impl Device {
     /// A device whose operations may take so long. What is read goes to buffers of the pool.
-    pub fn new(pool: Rc<Pool>, answer_max: Nanos, now: Nanos) -> Self {
+    pub fn new(pool: Arc<Pool>, answer_max: Nanos, now: Nanos) -> Self {
         Self {
             pool,
             ops: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl Device {
     pub fn renewed(&self) -> Self {
         Self {
             next_token: self.next_token,
-            ..Self::new(Rc::clone(&self.pool), self.answer_max, self.now)
+            ..Self::new(Arc::clone(&self.pool), self.answer_max, self.now)
         }
     }
 

@@ -15,7 +15,7 @@
 //! 4. What promotions fetch is promised before; no more is promised than there is room for, unless nothing is under way
 //!    that would make room.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::device::{Device, Op};
@@ -65,7 +65,7 @@ struct Compare {
 /// See the module.
 #[derive(Debug)]
 pub struct Filler {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     line_blocks: u64,
     compares: Vec<Compare>,
     /// Lines that promotions are fetching.
@@ -74,7 +74,7 @@ pub struct Filler {
 
 impl Filler {
     /// Nothing is under way. What is encrypted goes to buffers of the pool.
-    pub fn new(pool: Rc<Pool>, line_blocks: usize) -> Self {
+    pub fn new(pool: Arc<Pool>, line_blocks: usize) -> Self {
         Self {
             pool,
             line_blocks: line_blocks as u64,

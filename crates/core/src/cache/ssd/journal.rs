@@ -7,7 +7,7 @@
 //! 3. A stamp counts what is durable, and is never given twice: its upper part counts starts.
 //! 4. What cannot be recorded, since too much waits, is made needless: superblocks void all of the medium instead.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -85,7 +85,7 @@ pub struct Journal {
     config: SsdConfig,
     layout: Layout,
     /// For superblocks and journal blocks, so that an invalidation never waits for the pool.
-    memory: Rc<Arena>,
+    memory: Arc<Arena>,
     root: Root,
     queue: Queue,
     /// What is durable.

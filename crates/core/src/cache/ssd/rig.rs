@@ -1,6 +1,6 @@
 //! What the tests of the tier's machines need beside them.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ pub const CONFIG: SsdConfig = SsdConfig {
     line_blocks: 4,
 };
 
-pub fn pool() -> Rc<Pool> {
+pub fn pool() -> Arc<Pool> {
     Pool::new(32 << 20)
 }
 

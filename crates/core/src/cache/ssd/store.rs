@@ -8,7 +8,7 @@
 //! 3. A permission to read keeps its segment as it is; it counts until it is given back, also when the tier was given up
 //!    meanwhile.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use zerocopy::FromZeros;
@@ -65,7 +65,7 @@ pub struct Store {
     pub writer: SegmentWriter,
     /// What no address leads to any more, though the index still has it.
     forgetting: Forgetting,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     /// Permissions that were given and are not back.
     permissions: usize,
     pub counters: Counters,
@@ -84,12 +84,12 @@ pub fn line_checksums(data: &[u8]) -> ([u32; CACHE_LINE_BLOCKS_MAX], usize) {
 
 impl Store {
     /// A store of which nothing is known yet.
-    pub fn new(layout: Layout, pool: Rc<Pool>) -> Self {
+    pub fn new(layout: Layout, pool: Arc<Pool>) -> Self {
         Self {
             layout,
             index: Index::new(layout.segments, &layout),
             segments: Segments::new(layout.segments),
-            writer: SegmentWriter::new(Rc::clone(&pool)),
+            writer: SegmentWriter::new(Arc::clone(&pool)),
             forgetting: Forgetting::default(),
             pool,
             permissions: 0,

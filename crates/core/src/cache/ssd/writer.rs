@@ -7,7 +7,7 @@
 //! 3. The cache leaves a quarter of the pool to requests.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -52,7 +52,7 @@ pub struct Put {
 /// See the module.
 #[derive(Debug)]
 pub struct SegmentWriter {
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     open: [Option<Open>; 2],
     /// Sealed segments whose write was not handed out yet.
     unsent: VecDeque<u32>,
@@ -61,7 +61,7 @@ pub struct SegmentWriter {
 }
 
 impl SegmentWriter {
-    pub fn new(pool: Rc<Pool>) -> Self {
+    pub fn new(pool: Arc<Pool>) -> Self {
         Self {
             pool,
             open: [None, None],
@@ -72,7 +72,7 @@ impl SegmentWriter {
 
     /// Nothing is written any more.
     pub fn clear(&mut self) {
-        *self = Self::new(Rc::clone(&self.pool));
+        *self = Self::new(Arc::clone(&self.pool));
     }
 
     /// What a client may need soon is not taken.

@@ -242,7 +242,7 @@ impl Replay {
 
     /// The next read to perform, if there is room for one. Without a free buffer there is none;
     /// ask again later.
-    pub fn next_read(&mut self, pool: &Rc<Pool>) -> Option<ReplayRead> {
+    pub fn next_read(&mut self, pool: &Arc<Pool>) -> Option<ReplayRead> {
         let Some(superblock) = &self.superblock else {
             return self.superblock_read(pool);
         };
@@ -263,7 +263,7 @@ impl Replay {
     }
 
     /// The superblocks, one by one.
-    fn superblock_read(&mut self, pool: &Rc<Pool>) -> Option<ReplayRead> {
+    fn superblock_read(&mut self, pool: &Arc<Pool>) -> Option<ReplayRead> {
         let index = self.chunks.len() as u64;
         if index == LOG_SUPERBLOCKS {
             return None;

@@ -1,6 +1,5 @@
 //! What superblocks say of a log, and when they are made.
 
-use alloc::rc::Rc;
 use alloc::sync::Arc;
 
 use zerocopy::IntoBytes;
@@ -23,7 +22,7 @@ pub struct Superblocks {
     /// What authenticates them, if something does.
     keys: Option<Arc<dyn Authenticator>>,
     /// They come from here, so that a full pool cannot stop the log.
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     /// What is lost, as of the tail that the last one names; but of what replay found, as of its end.
     pub(super) lost: LostSectors,
     /// Data blocks that replay found damaged in the spans that it took.
@@ -37,7 +36,7 @@ impl Superblocks {
     pub(super) fn new(
         last: &LogSuperblock,
         keys: Option<Arc<dyn Authenticator>>,
-        pool: Rc<Pool>,
+        pool: Arc<Pool>,
     ) -> Self {
         Self {
             last: *last,

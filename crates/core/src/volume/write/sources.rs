@@ -1,6 +1,6 @@
 //! The border between the write side of a volume and the rest of it.
 
-use alloc::rc::Rc;
+use alloc::sync::Arc;
 
 use super::Writes;
 use super::throttle::{Pace, Throttle};
@@ -123,7 +123,7 @@ impl WriteSources<'_> {
         now: Nanos,
         entry: Entry,
         data_bytes: usize,
-        compressed: Option<(Compressed<'_>, &Rc<Pool>)>,
+        compressed: Option<(Compressed<'_>, &Arc<Pool>)>,
     ) -> Sequence {
         let (range, is_data) = (entry.range, entry.kind == EntryKind::Write);
         let stored_bytes = self.log.get_mut().append(now, entry, compressed);

@@ -122,7 +122,7 @@ fn golden_cache_of_a_newer_program_is_not_touched() {
         seal(block);
     }
     let before = rig.medium.clone();
-    let pool = std::rc::Rc::clone(&rig.pool);
+    let pool = std::sync::Arc::clone(&rig.pool);
     rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
     rig.run();
     let stats = rig.cache.stats();

@@ -9,7 +9,7 @@
 //! `HDCS_SEEDS=n` runs n seeds instead of a few; `HDCS_SEED=n` runs one.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use fastrand::Rng;
 use hdcs_core::base::buf::{Buf, BufMut, Pool};
@@ -145,7 +145,7 @@ struct Story {
     /// Of the cache's steps, where long ranges are to take many.
     step_max: Option<(usize, usize)>,
     random: Rng,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     config: CacheConfig,
     cache: ReadCache,
     device: Device,
@@ -218,7 +218,7 @@ impl Story {
             device.durable.copy_from_slice(&device.view);
         }
         let mut actions = Vec::new();
-        let mut cache = ReadCache::new(config.clone(), Nanos(0), Rc::clone(&pool), &mut actions);
+        let mut cache = ReadCache::new(config.clone(), Nanos(0), Arc::clone(&pool), &mut actions);
         cache.set_codec(&Lz4);
         let step_max = [None, Some((1, 7)), Some((8, 300))][random.usize(..3)];
         if let Some((probes, places)) = step_max {
@@ -471,7 +471,7 @@ impl Story {
         self.cache = ReadCache::new(
             self.config.clone(),
             Nanos(0),
-            Rc::clone(&self.pool),
+            Arc::clone(&self.pool),
             &mut self.actions,
         );
         self.cache.set_codec(&Lz4);

@@ -1,6 +1,6 @@
 //! The read cache case by case, on a device that does what it is told.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::{Buf, Pool};
 use hdcs_core::base::io::{Action, BlockKey, Nanos};
@@ -578,7 +578,7 @@ fn cache_without_its_device_serves_memory_until_there_is_one() {
         dram_blocks: 64,
         ..rig.config.clone()
     };
-    rig.cache = ReadCache::without_device(config, Rc::clone(&rig.pool));
+    rig.cache = ReadCache::without_device(config, Arc::clone(&rig.pool));
     let stats = rig.cache.stats();
     assert_eq!(stats.ssd_failure, Some(SsdFailure::Absent));
     assert_eq!(stats.ssd_state, SsdState::Offline);

@@ -1,6 +1,6 @@
 //! What ties the cache to the logs of its volumes, and what one lie of its device does to a start.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::io::{Action, BlockKey, Nanos};
 use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_INVALIDATIONS_MAX};
@@ -75,7 +75,7 @@ fn cache_that_drops_all_at_its_start_ties_no_log_before_that_is_durable() {
         ..rig.cache.tie_of(1)
     };
     rig.actions.clear();
-    let pool = Rc::clone(&rig.pool);
+    let pool = Arc::clone(&rig.pool);
     rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
     rig.cache.tie(1, missed);
     while !rig.actions.iter().any(is_write) {
@@ -107,7 +107,7 @@ fn cache_that_drops_all_at_its_start_ties_no_log_that_comes_later_before_that_is
             ..rig.cache.tie_of(1)
         };
         rig.actions.clear();
-        let pool = Rc::clone(&rig.pool);
+        let pool = Arc::clone(&rig.pool);
         rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
         while !rig.actions.iter().any(is_write) {
             let action = rig.actions.remove(0);
@@ -186,7 +186,7 @@ fn cache_reads_a_footer_again_that_seems_blank_among_others() {
     let layout = Layout::new(REGION as u64, 4).unwrap();
     let footer = layout.footer_offset(0) as usize;
     rig.actions.clear();
-    let pool = Rc::clone(&rig.pool);
+    let pool = Arc::clone(&rig.pool);
     rig.cache = ReadCache::new(rig.config.clone(), Nanos(0), pool, &mut rig.actions);
     rig.event(CacheEvent::Poll);
     let mut misread = 0;

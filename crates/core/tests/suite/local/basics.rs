@@ -1,7 +1,7 @@
 //! When a tier begins: also under clients that write past the log, and leave no moment in which nothing is under way.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::{Buf, Pool};
 use hdcs_core::base::io::{Completion, Done, Nanos, Token};
@@ -28,7 +28,7 @@ struct Written {
 /// backend has to be durable in the store.
 struct Rig {
     home: LocalStore,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     store: Vec<u8>,
     /// What of it a sync has made durable.
     durable: Vec<u8>,

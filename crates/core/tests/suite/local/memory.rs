@@ -2,7 +2,7 @@
 //! are of local store and backend both and want more memory than there is.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::{Completion, Done, Nanos, Token};
@@ -24,7 +24,7 @@ const NOW: Nanos = Nanos(1);
 /// A local store whose store and backend keep nothing, and end actions in the order in which they began.
 struct Rig {
     home: LocalStore,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     actions: VecDeque<Action>,
     ended: Vec<Token>,
     next_token: u64,

@@ -2,7 +2,7 @@
 //! not touched, and an atomic backend is not resized with a part of a tier.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
@@ -66,7 +66,7 @@ struct Rig {
     /// Whether these fail.
     store_fails: bool,
     backend_fails: bool,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     next_token: u64,
 }
 

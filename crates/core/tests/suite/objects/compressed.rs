@@ -1,6 +1,7 @@
 //! A volume over objects that are compressed, on a store that never fails: what it holds and costs.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::codec::Method;
@@ -48,7 +49,7 @@ fn kinds(bucket: &Bucket) -> (usize, usize) {
 }
 
 /// Fill every block with what `byte` says of it, in pieces of 64.
-fn fill(bucket: &mut Bucket, pool: &Rc<Pool>, blocks: u64, byte: impl Fn(u64) -> u8) {
+fn fill(bucket: &mut Bucket, pool: &Arc<Pool>, blocks: u64, byte: impl Fn(u64) -> u8) {
     for first in (0..blocks).step_by(64) {
         let mut buf = pool.alloc(64 * 4096).expect("nothing holds it");
         for (index, block) in (first..).zip(buf.chunks_mut(4096)) {
@@ -61,7 +62,7 @@ fn fill(bucket: &mut Bucket, pool: &Rc<Pool>, blocks: u64, byte: impl Fn(u64) ->
     bucket.ask(Ask::Flush);
 }
 
-fn check(bucket: &mut Bucket, pool: &Rc<Pool>, blocks: u64, byte: impl Fn(u64) -> u8) {
+fn check(bucket: &mut Bucket, pool: &Arc<Pool>, blocks: u64, byte: impl Fn(u64) -> u8) {
     for block in 0..blocks {
         let data = bucket.read(pool, block);
         assert!(data.iter().all(|&b| b == byte(block)), "block {block}");

@@ -61,7 +61,7 @@ fn volume_that_is_not_open_yet_hears_its_clients() {
         ssd: None,
         ssd_answer_max: Nanos::from_millis(5_000),
     };
-    let mut cache = ReadCache::new(config, Nanos(0), std::rc::Rc::clone(&pool), &mut actions);
+    let mut cache = ReadCache::new(config, Nanos(0), std::sync::Arc::clone(&pool), &mut actions);
     let mut cx = Context {
         cache: &mut cache,
         pool: &pool,

@@ -427,7 +427,7 @@ fn peer_end_in_mid_payload_leaves_nothing_behind() {
     wire.send(&vec![4; (2 << 20) + 100]);
     wire.hang_up();
     assert_eq!(wire.session.in_flight(), 0);
-    let pool = std::rc::Rc::clone(wire.host.pool());
+    let pool = std::sync::Arc::clone(wire.host.pool());
     drop(wire);
     assert_eq!(pool.free_bytes(), pool.total_bytes());
 }
@@ -704,7 +704,7 @@ fn nothing_is_submitted_beyond_the_work_of_a_turn() {
 #[test]
 fn writes_wait_for_buffers_and_go_on() {
     let mut wire = Wire::structured(18);
-    let pool = std::rc::Rc::clone(wire.host.pool());
+    let pool = std::sync::Arc::clone(wire.host.pool());
     let mut hoard: Vec<_> = std::iter::from_fn(|| pool.alloc(1 << 20)).collect();
     let bytes = [request_bytes(command::WRITE, 0, 1, 0, 4096), vec![6; 4096]].concat();
     let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
@@ -748,7 +748,7 @@ fn large_payloads_are_received_into_their_buffer() {
 #[test]
 fn payload_gets_its_buffer_only_when_some_of_it_is_there() {
     let mut wire = Wire::structured(21);
-    let pool = std::rc::Rc::clone(wire.host.pool());
+    let pool = std::sync::Arc::clone(wire.host.pool());
     let all = pool.free_bytes();
     assert_eq!(wire.session.owed(), Owed::Nothing);
     wire.send(&request_bytes(command::WRITE, 0, 1, 0, 2 << 20));

@@ -1,6 +1,6 @@
 //! Caches that the core itself wrote, damaged one byte at a time.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::{Action, Completion, Done, Nanos};
@@ -15,7 +15,7 @@ const UUID: Uuid = Uuid::from_bytes([7; 16]);
 /// A cache of the core over a file.
 struct Rig {
     file: tempfile::NamedTempFile,
-    pool: Rc<Pool>,
+    pool: Arc<Pool>,
     cache: ReadCache,
     actions: Vec<Action>,
 }
@@ -35,7 +35,7 @@ impl Rig {
             ssd_answer_max: Nanos::from_millis(5_000),
         };
         let mut actions = Vec::new();
-        let cache = ReadCache::new(config, Nanos(0), Rc::clone(&pool), &mut actions);
+        let cache = ReadCache::new(config, Nanos(0), Arc::clone(&pool), &mut actions);
         let mut this = Self {
             file,
             pool,
