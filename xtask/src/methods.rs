@@ -26,9 +26,21 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     ),
     (
         "core",
+        "ReadCache",
+        70,
+        "whatever volumes, drivers and the control plane ask of both tiers; each passes the question on",
+    ),
+    (
+        "core",
         "ObjectVolume",
         151,
         "opening, checkpoints, collection and writes still share its fields",
+    ),
+    (
+        "server",
+        "ShardState",
+        64,
+        "what actions of volumes become; the cache and its device come out next",
     ),
     (
         "sim",

@@ -105,6 +105,7 @@ impl Node {
             actions: &mut actions,
         };
         let mut volume = Volume::open(config(), self.now, &mut context);
+        drop(context);
         self.perform(&mut volume, actions);
         assert_eq!(volume.phase(), Phase::Open);
         volume
@@ -120,6 +121,7 @@ impl Node {
         };
         volume.step(self.now, event, &mut context);
         volume.step(self.now, Event::Poll, &mut context);
+        drop(context);
         self.perform(volume, actions)
     }
 

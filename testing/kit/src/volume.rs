@@ -156,6 +156,7 @@ impl World {
             actions: &mut actions,
         };
         let mut volume = Volume::open(config.clone(), Nanos(0), &mut cx);
+        drop(cx);
         sharing::set_index_budget(&mut volume, budget);
         let backend = vec![0; BYTES];
         let replies = Vec::new();
@@ -202,6 +203,7 @@ impl World {
         };
         self.volume.step(self.now, event, &mut cx);
         self.volume.step(self.now, Event::Poll, &mut cx);
+        drop(cx);
         self.perform(actions);
         self.volume.check_invariants();
         let mut of_cache = Vec::new();
@@ -362,6 +364,7 @@ impl World {
         self.volume
             .step(self.now, Event::Completed(completion), &mut cx);
         self.volume.step(self.now, Event::Poll, &mut cx);
+        drop(cx);
         actions
     }
 
@@ -444,6 +447,7 @@ impl World {
             actions: &mut actions,
         };
         self.volume = Volume::open(self.config.clone(), self.now, &mut cx);
+        drop(cx);
         sharing::set_index_budget(&mut self.volume, &self.budget);
         if let Some(inherited) = self.inherited.take() {
             self.volume.inherit(inherited);

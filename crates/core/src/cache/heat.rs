@@ -1,7 +1,6 @@
 //! What the tiers know of how hot their content is, and how much more they hold.
 
 use super::ReadCache;
-use super::ssd::Ssd;
 use crate::base::io::BlockKey;
 use crate::base::limits::BLOCK_BYTES;
 use crate::cache::heat_map::Heat;
@@ -16,18 +15,20 @@ impl ReadCache {
         mut tell: impl FnMut(BlockKey, u64, Heat),
     ) -> bool {
         let frames = self.dram.frames();
-        let end = frames + (self.ssd.as_ref()).map_or(0, |ssd| ssd.store.index.places());
+        let places_of_ssd = self.with_ssd(|ssd| ssd.store.index.places()).unwrap_or(0);
+        let end = frames + places_of_ssd;
         let first = *at as usize;
         let stop = first.saturating_add(places).min(end);
         for place in first..stop {
-            match (place.checked_sub(frames), &self.ssd) {
-                (None, _) => {
+            match place.checked_sub(frames) {
+                None => {
                     if let Some((key, uses)) = self.dram.used_at(place) {
                         tell(key, 1, if uses > 0 { Heat::Hot } else { Heat::Warm });
                     }
                 }
-                (Some(place), Some(ssd)) => {
-                    if let Some((key, uses)) = ssd.used_at(place) {
+                Some(place) => {
+                    let used = self.with_ssd(|ssd| ssd.used_at(place)).flatten();
+                    if let Some((key, uses)) = used {
                         let heat = match uses {
                             0 => Heat::Cool,
                             1 => Heat::Warm,
@@ -36,7 +37,6 @@ impl ReadCache {
                         tell(key, self.line_blocks, heat);
                     }
                 }
-                (Some(_), None) => {}
             }
         }
         *at = stop as u64;
@@ -45,25 +45,19 @@ impl ReadCache {
 
     /// Whether something can be brought in that nobody has asked for: there is no SSD tier, or it takes lines.
     pub fn can_warm_up(&self) -> bool {
-        self.ssd
-            .as_ref()
-            .map_or(self.dram.frames() > 0, Ssd::takes_lines)
+        (self.with_ssd(super::ssd::Ssd::takes_lines)).unwrap_or(self.dram.frames() > 0)
     }
 
     /// Whether the tier that promotions fill has room left for so many blocks, so that nothing else has to go.
     pub fn has_free_room(&self, blocks: u64) -> bool {
-        match &self.ssd {
-            Some(ssd) => ssd.has_free_segments(),
-            None => self.dram.used() as u64 + blocks <= self.dram.frames() as u64,
-        }
+        (self.with_ssd(super::ssd::Ssd::has_free_segments))
+            .unwrap_or_else(|| self.dram.used() as u64 + blocks <= self.dram.frames() as u64)
     }
 
     /// Bytes that the tier holds that promotions fill.
     pub fn room_bytes(&self) -> u64 {
-        let blocks = match &self.ssd {
-            Some(ssd) => ssd.room_lines() as u64 * self.line_blocks,
-            None => self.dram.frames() as u64,
-        };
+        let lines = self.with_ssd(|ssd| ssd.room_lines() as u64);
+        let blocks = lines.map_or(self.dram.frames() as u64, |lines| lines * self.line_blocks);
         blocks * BLOCK_BYTES as u64
     }
 }

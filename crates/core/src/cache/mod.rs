@@ -10,6 +10,7 @@
 //! | `benefit` | what of a volume's blocks is worth more than others |
 //! | `dram` | which 4 KiB frames hold what, and which goes |
 //! | `index` | which line of the SSD tier holds which address |
+//! | `tier` | how the shards of a node share the SSD tier |
 //! | `ssd` | the SSD tier: whether it serves, and what its machines do next |
 //! | `ssd/fill` | which lines it takes, and which it has already |
 //! | `ssd/evict`, `ssd/retention` | which segment goes next, and which of its lines stay |
@@ -27,6 +28,8 @@
 //! 1. A lookup returns what was last filled for the block and not invalidated since, or nothing.
 //! 2. Both tiers are told of every invalidation at once, in memory; only its durability is later, and what
 //!    a long range has taken is given back in bounded steps.
+//!    Each shard has a DRAM tier of its own: what changes a volume's content in the cache is told where the volume is, and
+//!    a volume that leaves a shard is forgotten there ([`ReadCache::forget_in_dram`]).
 //! 3. Nothing waits for the cache: what does not fit or is not ready is refused silently, and
 //!    shows in [`CacheStats`].
 //! 4. The indexes take at most 16 bytes per cached 4 KiB with lines of 4 blocks.
@@ -53,6 +56,7 @@ pub mod read_counts;
 mod root;
 mod ssd;
 mod table;
+mod tier;
 mod void;
 
 use alloc::collections::BTreeMap;
@@ -73,6 +77,8 @@ pub use root::{Root, Verdict};
 use ssd::{Fill, Found, Ssd};
 pub use ssd::{FooterFound, ScrubLine, read_footer};
 pub(crate) use table::mix;
+pub use tier::SharedTier;
+use tier::Tier as SsdTier;
 pub use void::{SegmentVoid, VoidRanges};
 
 use crate::base::buf::{Buf, Pool};
@@ -278,18 +284,16 @@ pub struct CacheStats {
     pub forgotten_volumes: u64,
 }
 
-/// The read cache of one shard.
+/// The read cache of one shard: its own DRAM tier, over the SSD tier that all shards share.
 #[derive(Debug)]
 pub struct ReadCache {
     line_blocks: u64,
     dram: Dram,
-    ssd: Option<Ssd>,
+    ssd: Option<SsdTier>,
     benefit: Benefit,
     tiering: Tiering,
     /// Of the volumes that are encrypted, by number.
     ciphers: BTreeMap<u32, Arc<dyn BlockCipher>>,
-    /// What the SSD tier was last seen doing, and since when.
-    seen: (SsdState, Nanos),
     closing: bool,
     probes_max: usize,
     places_max: usize,
@@ -325,14 +329,31 @@ impl ReadCache {
         ssd: Option<SsdConfig>,
         make: impl FnOnce(SsdConfig) -> Option<Ssd>,
     ) -> Self {
+        let line_blocks = ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64);
+        let shared = ssd
+            .and_then(make)
+            .map(|ssd| SharedTier::new(ssd, line_blocks));
+        Self::over(dram_blocks, line_blocks, shared.map(|shared| shared.of(0)))
+    }
+
+    /// The cache of another shard, with this number from 1 to 63, over the same SSD tier.
+    pub fn sharing(dram_blocks: usize, tier: &SharedTier, shard: u32) -> Self {
+        Self::over(dram_blocks, tier.line_blocks(), Some(tier.of(shard)))
+    }
+
+    /// The SSD tier, for the other shards; `None`: there is none.
+    pub fn tier(&self) -> Option<SharedTier> {
+        self.ssd.as_ref().map(SsdTier::shared)
+    }
+
+    fn over(dram_blocks: usize, line_blocks: u64, ssd: Option<SsdTier>) -> Self {
         Self {
-            line_blocks: ssd.as_ref().map_or(4, |ssd| ssd.line_blocks as u64),
+            line_blocks,
             dram: Dram::new(dram_blocks),
-            ssd: ssd.and_then(make),
+            ssd,
             benefit: Benefit::default(),
             tiering: Tiering::default(),
             ciphers: BTreeMap::new(),
-            seen: (SsdState::Off, Nanos(0)),
             closing: false,
             probes_max: CACHE_PROBE_BLOCKS_MAX,
             places_max: CACHE_STEP_PLACES_MAX,
@@ -343,8 +364,9 @@ impl ReadCache {
     /// [`CACHE_PROBE_BLOCKS_MAX`] and [`CACHE_STEP_PLACES_MAX`], for tests with small caches.
     pub fn set_step_max(&mut self, probes: usize, places: usize) {
         (self.probes_max, self.places_max) = (probes.max(1), places.max(1));
-        if let Some(ssd) = &mut self.ssd {
-            ssd.probes_max = self.probes_max;
+        let probes_max = self.probes_max;
+        if let Some(ssd) = self.ssd_mut() {
+            ssd.probes_max = probes_max;
         }
     }
 
@@ -360,7 +382,7 @@ impl ReadCache {
 
     /// How full the SSD tier becomes from now on.
     pub fn set_fill_marks(&mut self, marks: FillMarks) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.evictor.set_marks(marks);
         }
     }
@@ -369,7 +391,7 @@ impl ReadCache {
     pub fn set_tiering(&mut self, tiering: Tiering) {
         self.tiering = tiering;
         self.dram.worths.clear();
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.retention.clear_worths();
         }
     }
@@ -393,16 +415,17 @@ impl ReadCache {
         }
         let worth = self.benefit.dram_worth(volume);
         self.dram.worths.set(volume, worth);
-        if let Some(ssd) = &mut self.ssd {
-            (ssd.retention).set_worth(volume, self.benefit.ssd_worth(volume));
+        let worth = self.benefit.ssd_worth(volume);
+        if let Some(ssd) = self.ssd_mut() {
+            ssd.retention.set_worth(volume, worth);
         }
     }
 
     /// Whether the SSD tier is to take what clients read of this volume. Not, if that has to drive out
     /// what is worth more, and the backend is as fast as the SSD.
     pub fn is_worth_taking(&self, volume: u32) -> bool {
-        let ssd = self.ssd.as_ref();
-        !self.benefit.saves_nothing(volume) || ssd.is_none_or(|ssd| !ssd.drives_out_for(volume))
+        !self.benefit.saves_nothing(volume)
+            || self.with_ssd(|ssd| ssd.drives_out_for(volume)) != Some(true)
     }
 
     /// What reads of a volume cost, and how its blocks are weighed for it.
@@ -411,25 +434,32 @@ impl ReadCache {
             miss: self.benefit.miss(volume),
             ssd_hit: self.benefit.ssd_hit(),
             dram_gain: self.dram.gain(volume),
-            ssd_gain: (self.ssd.as_ref()).map_or(0, |ssd| ssd.retention.gain(volume)),
+            ssd_gain: (self.with_ssd(|ssd| ssd.retention.gain(volume))).unwrap_or(0),
         }
     }
 
     /// Take one event; push what follows from it.
     pub fn step(&mut self, now: Nanos, event: CacheEvent, actions: &mut Vec<Action>) {
         self.closing |= matches!(event, CacheEvent::Close);
-        if let CacheEvent::Poll = event {
-            self.dram.forget_some(self.places_max);
-        }
-        let Some(ssd) = &mut self.ssd else {
+        let places_max = self.places_max;
+        let Some(tier) = &mut self.ssd else {
+            self.dram.forget_some(places_max);
             return;
         };
+        if let CacheEvent::Poll = event {
+            self.dram.forget_some(places_max);
+            if !tier.is_due(now) {
+                return;
+            }
+        }
+        let ssd = tier.get_mut();
         ssd.at(now);
+        let has_changed = matches!(event, CacheEvent::Completed(_) | CacheEvent::Readmit { .. });
         match event {
             CacheEvent::Readmit { uuid } => ssd.readmit(uuid, actions),
             CacheEvent::Completed(completion) => ssd.completed(completion, actions),
             CacheEvent::Poll => {
-                ssd.forget_some(self.places_max);
+                ssd.forget_some(places_max);
                 ssd.drive(actions);
             }
             CacheEvent::Close => {
@@ -437,64 +467,100 @@ impl ReadCache {
                 ssd.drive(actions);
             }
         }
-        let state = ssd.state();
-        if state != self.seen.0 {
-            self.seen = (state, now);
+        tier.stepped(now, has_changed);
+        tier.release();
+    }
+
+    /// Give the SSD tier back to the other shards, if this one has it. A step of a volume does so at its end, by dropping
+    /// its [`Context`](crate::volume::Context); whoever else has called may not wait for anything before this.
+    #[inline]
+    pub fn release(&self) {
+        if let Some(tier) = &self.ssd {
+            tier.release();
         }
+    }
+
+    /// Counts what has happened to the SSD tier that a volume may wait for, by whichever shard it was done.
+    pub fn changes(&self) -> u64 {
+        self.ssd.as_ref().map_or(0, SsdTier::changes)
+    }
+
+    /// Volumes of this shard wait for that: whichever shard changes something next finds this one in
+    /// [`Self::take_waiting`]. Whoever looked at them before has to look again if [`Self::changes`] has grown since then.
+    pub fn wait_for_changes(&self) {
+        if let Some(tier) = &self.ssd {
+            tier.wait_for_changes();
+        }
+    }
+
+    /// Shards that wait for what this one has changed, a bit each: they have to be told now.
+    #[must_use]
+    pub fn take_waiting(&self) -> u64 {
+        self.ssd.as_ref().map_or(0, SsdTier::take_waiting)
+    }
+
+    fn ssd_mut(&mut self) -> Option<&mut Ssd> {
+        self.ssd.as_mut().map(SsdTier::get_mut)
+    }
+
+    fn with_ssd<T>(&self, look: impl FnOnce(&Ssd) -> T) -> Option<T> {
+        self.ssd.as_ref().map(|tier| tier.with(look))
     }
 
     /// When [`CacheEvent::Poll`] is due at the latest, if nothing happens before.
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        if self.is_forgetting() {
+        if !self.dram.has_forgotten() {
             return Some(Nanos(0));
         }
-        self.ssd.as_ref().and_then(Ssd::next_wakeup)
+        self.ssd.as_ref().and_then(SsdTier::next_wakeup)
     }
 
     /// What it has looked at so far, in builds with assertions: whoever tests bounds what a step costs.
     pub fn work(&self) -> u64 {
-        self.dram.work() + self.ssd.as_ref().map_or(0, Ssd::work)
+        self.dram.work() + self.with_ssd(ssd::Ssd::work).unwrap_or(0)
     }
 
     /// Whether places of what was invalidated are still to be given back.
     pub fn is_forgetting(&self) -> bool {
-        !self.dram.has_forgotten() || !self.ssd.as_ref().is_none_or(Ssd::has_forgotten)
+        !self.dram.has_forgotten() || self.with_ssd(|ssd| !ssd.has_forgotten()) == Some(true)
     }
 
     /// Whether blocks are not taken at present, since a range that they lie in is being forgotten.
     pub fn refuses(&self, first: BlockKey, blocks: u64) -> bool {
         let end = first.0.saturating_add(blocks);
-        let ssd = self.ssd.as_ref();
-        self.dram.refuses(first.0, end) || ssd.is_some_and(|ssd| ssd.store.refuses(first.0, end))
+        self.dram.refuses(first.0, end)
+            || self.with_ssd(|ssd| ssd.store.refuses(first.0, end)) == Some(true)
     }
 
     /// Whether the SSD tier was given up, whatever its medium holds no longer counts, and nothing
     /// of it is under way: its device, or another one, may be used from now on.
     pub fn can_readmit(&self) -> bool {
-        self.ssd.as_ref().is_some_and(Ssd::can_readmit)
+        self.ssd
+            .as_ref()
+            .is_some_and(|tier| tier.said().can_readmit)
     }
 
     /// How long a read that was permitted may take; see [`Self::ssd_read_is_late`].
     pub fn ssd_answer_max(&self) -> Nanos {
-        self.ssd.as_ref().map_or(Nanos(u64::MAX), Ssd::answer_max)
+        (self.with_ssd(ssd::Ssd::answer_max)).unwrap_or(Nanos(u64::MAX))
     }
 
     /// A read that was permitted has taken too long: the tier is given up. The permission is kept
     /// until the read ends, and given back by [`Self::cancel_ssd_read`] then.
     pub fn ssd_read_is_late(&mut self) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.is_silent();
         }
     }
 
     /// Whether the SSD tier has been read, or there is none, or it was given up.
     pub fn is_ready(&self) -> bool {
-        self.ssd.as_ref().is_none_or(Ssd::is_loaded)
+        self.with_ssd(ssd::Ssd::is_loaded) != Some(false)
     }
 
     /// Whether [`CacheEvent::Close`] is done.
     pub fn is_closed(&self) -> bool {
-        self.closing && self.ssd.as_ref().is_none_or(Ssd::is_closed)
+        self.closing && self.with_ssd(ssd::Ssd::is_closed) != Some(false)
     }
 
     /// Blocks of one line: what a miss fetches, aligned to its size.
@@ -507,7 +573,7 @@ impl ReadCache {
         match &self.ssd {
             None if ranges.iter().all(|(first, end)| first >= end) => Ok(()),
             None => Err(PinRefused::NoTier),
-            Some(ssd) => ssd.may_pin(volume, ranges),
+            Some(tier) => tier.with(|ssd| ssd.may_pin(volume, ranges)),
         }
     }
 
@@ -520,7 +586,7 @@ impl ReadCache {
         ranges: &[(u64, u64)],
     ) -> Result<(), PinRefused> {
         self.may_pin(volume, ranges)?;
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.pin(volume, origin, ranges);
         }
         Ok(())
@@ -529,12 +595,12 @@ impl ReadCache {
     /// How often lines were lost of the SSD tier that were neither invalidated nor evicted: pinned ones
     /// may be among them.
     pub fn losses(&self) -> u64 {
-        self.ssd.as_ref().map_or(0, |ssd| ssd.store.counters.losses)
+        self.ssd.as_ref().map_or(0, |tier| tier.said().losses)
     }
 
     /// Whether the SSD tier takes lines at present.
     pub fn takes_lines(&self) -> bool {
-        self.ssd.as_ref().is_some_and(Ssd::takes_lines)
+        self.with_ssd(ssd::Ssd::takes_lines) == Some(true)
     }
 
     /// Find a block for a client's read; counts as a use.
@@ -543,7 +609,8 @@ impl ReadCache {
             return Lookup::Dram(buf);
         }
         let cipher = self.ciphers.get(&key.volume()).map(|cipher| &**cipher);
-        match self.ssd.as_mut().map(|ssd| ssd.lookup(key, cipher)) {
+        let ssd = self.ssd.as_mut().map(SsdTier::get_mut);
+        match ssd.map(|ssd| ssd.lookup(key, cipher)) {
             Some(Found::Memory(buf)) => {
                 self.dram.insert(key, &buf);
                 Lookup::Dram(buf)
@@ -557,7 +624,7 @@ impl ReadCache {
     pub fn probe(&self, key: BlockKey) -> Tier {
         if self.dram.contains(key) {
             Tier::Dram
-        } else if self.ssd.as_ref().is_some_and(|ssd| ssd.contains(key)) {
+        } else if self.with_ssd(|ssd| ssd.contains(key)) == Some(true) {
             Tier::Ssd
         } else {
             Tier::Absent
@@ -567,28 +634,29 @@ impl ReadCache {
     /// Whether a block is where promoting it brings it: in the SSD tier if that takes lines and the
     /// block's line is whole below `end`, the end of its volume; else in any tier.
     pub fn is_promoted(&self, key: BlockKey, end: BlockKey) -> bool {
-        match &self.ssd {
-            Some(ssd) if ssd.takes_lines() && ssd.store.is_whole(key, end) => ssd.has_taken(key),
-            _ => self.probe(key) != Tier::Absent,
-        }
+        let taken = self.with_ssd(|ssd| {
+            let is_taker = ssd.takes_lines() && ssd.store.is_whole(key, end);
+            is_taker.then(|| ssd.has_taken(key))
+        });
+        (taken.flatten()).unwrap_or_else(|| self.probe(key) != Tier::Absent)
     }
 
     /// Whether the SSD tier has room to take so many blocks soon; if not, fetching them now would
     /// bring them to DRAM alone. Without the tier there is always room.
     pub fn has_room(&self, blocks: u64) -> bool {
-        self.ssd.as_ref().is_none_or(|ssd| ssd.has_room(blocks))
+        self.with_ssd(|ssd| ssd.has_room(blocks)) != Some(false)
     }
 
     /// So many blocks are being fetched to be taken: room for others is less by that.
     pub fn promise(&mut self, blocks: u64) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.filler.promise(blocks);
         }
     }
 
     /// Blocks that were promised are about to be filled, or do not come.
     pub fn end_promise(&mut self, blocks: u64) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.filler.end_promise(blocks);
         }
     }
@@ -605,7 +673,7 @@ impl ReadCache {
         read: SsdRead,
         data: Option<&'a mut [u8]>,
     ) -> Result<&'a [u8], Corrupt> {
-        let ssd = self.ssd.as_mut().ok_or(Corrupt)?;
+        let ssd = self.ssd.as_mut().map(SsdTier::get_mut).ok_or(Corrupt)?;
         let cipher = self.ciphers.get(&read.key.volume()).map(|cipher| &**cipher);
         let (plain, is_current) = ssd.finish(&read, data, cipher)?;
         if is_current {
@@ -620,14 +688,14 @@ impl ReadCache {
 
     /// Give a read permission back unused; says nothing about the block.
     pub fn cancel_ssd_read(&mut self, read: SsdRead) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.store.cancel(&read);
         }
     }
 
     /// The next line from the number `from` on that one of these volumes has on the SSD.
     pub fn next_to_scrub(&mut self, volumes: [u32; 2], from: u64) -> ScrubLine {
-        let ssd = self.ssd.as_mut();
+        let ssd = self.ssd_mut();
         ssd.map_or(ScrubLine::End, |ssd| ssd.next_to_scrub(volumes, from))
     }
 
@@ -638,24 +706,24 @@ impl ReadCache {
         reason = "a permission is given back once"
     )]
     pub fn finish_scrub(&mut self, read: SsdRead, data: Option<&[u8]>) -> u64 {
-        (self.ssd.as_mut()).map_or(0, |ssd| ssd.finish_scrub(&read, data))
+        (self.ssd_mut()).map_or(0, |ssd| ssd.finish_scrub(&read, data))
     }
 
     /// Bytes of the SSD tier that lines may take: what a scrub passes.
     pub fn scrub_bytes(&self) -> u64 {
-        let lines = self.ssd.as_ref().map_or(0, |ssd| ssd.store.lines() as u64);
+        let lines = (self.with_ssd(|ssd| ssd.store.lines() as u64)).unwrap_or(0);
         lines * self.line_blocks * BLOCK_BYTES as u64
     }
 
     /// What of it a scrub has passed from the line `from` to the line `next`.
     pub fn scrubbed_bytes(&self, from: u64, next: u64) -> u64 {
-        (self.ssd.as_ref()).map_or(0, |ssd| ssd.scrubbed_bytes(from, next))
+        (self.with_ssd(|ssd| ssd.scrubbed_bytes(from, next))).unwrap_or(0)
     }
 
     /// What compresses lines of the SSD tier, and what reads those that are. Until it is said, none is
     /// compressed, and those that are cannot be read.
     pub fn set_codec(&mut self, codec: &'static dyn Codec) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.packing.codec = Some(codec);
         }
     }
@@ -698,7 +766,8 @@ impl ReadCache {
             self.dram.insert(BlockKey(first.0 + index as u64), block);
         }
         let cipher = self.ciphers.get(&first.volume()).map(|cipher| &**cipher);
-        (self.ssd.as_mut()).map_or(SsdTaken::default(), |ssd| {
+        let ssd = self.ssd.as_mut().map(SsdTier::get_mut);
+        ssd.map_or(SsdTaken::default(), |ssd| {
             ssd.fill(&Fill {
                 first,
                 data,
@@ -719,7 +788,7 @@ impl ReadCache {
     pub fn invalidate(&mut self, first: BlockKey, blocks: u64) {
         let end = first.0.saturating_add(blocks);
         self.dram.invalidate(first.0, end, self.probes_max);
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.invalidate(first, blocks);
         }
     }
@@ -731,44 +800,52 @@ impl ReadCache {
         self.weigh(volume);
     }
 
+    /// Forget every block that the DRAM tier has of a volume, which leaves this shard: what is written elsewhere is not
+    /// said here.
+    pub fn forget_in_dram(&mut self, volume: u32) {
+        let first = BlockKey::new(volume, 0).0;
+        self.dram
+            .invalidate(first, first + (1 << 40), self.probes_max);
+    }
+
     /// The point after all invalidations so far. Once [`Self::persisted`] has reached it, no
     /// restart brings back what they dropped. The writes for it begin with the next step.
     pub fn barrier(&mut self) -> Barrier {
-        Barrier(self.ssd.as_mut().map_or(0, Ssd::barrier))
+        Barrier(self.ssd_mut().map_or(0, Ssd::barrier))
     }
 
     /// Up to which point invalidations are durable.
     pub fn persisted(&self) -> Barrier {
-        Barrier(self.ssd.as_ref().map_or(0, Ssd::persisted))
+        Barrier(self.ssd.as_ref().map_or(0, |tier| tier.said().persisted))
     }
 
     /// What the log of a volume says that opens, before anything is looked up for it.
     pub fn tie(&mut self, volume: u32, tie: Tie) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.tie(volume, tie);
         }
     }
 
     /// How many volumes were given nothing of what a start has found, since their logs are newer.
     pub fn forgotten_volumes(&self) -> u64 {
-        (self.ssd.as_ref()).map_or(0, |ssd| ssd.store.counters.forgotten_volumes)
+        (self.ssd.as_ref()).map_or(0, |tier| tier.said().forgotten_volumes)
     }
 
     /// What the log of a volume is to say from now on: that everything up to [`Self::persisted`] was forgotten.
     pub fn tie_of(&self, volume: u32) -> Tie {
-        (self.ssd.as_ref()).map_or(Tie::UNKNOWN, |ssd| ssd.tie_of(volume))
+        (self.with_ssd(|ssd| ssd.tie_of(volume))).unwrap_or(Tie::UNKNOWN)
     }
 
     /// Whether the cache device failed so badly that not even its superblocks could be voided. The
     /// node must then give the cache a new identity ([`SsdConfig::uuid`]), make that durable, and
     /// say so with [`Self::reset_recorded`]. Until then no barrier is reached.
     pub fn must_reset(&self) -> bool {
-        self.ssd.as_ref().is_some_and(Ssd::must_reset)
+        self.ssd.as_ref().is_some_and(|tier| tier.said().must_reset)
     }
 
     /// The next start will use another identity, durably: nothing of this one can come back.
     pub fn reset_recorded(&mut self) {
-        if let Some(ssd) = &mut self.ssd {
+        if let Some(ssd) = self.ssd_mut() {
             ssd.reset_recorded();
         }
     }
@@ -783,10 +860,11 @@ impl ReadCache {
             index_bytes: self.dram.index_bytes() as u64,
             ..CacheStats::default()
         };
-        let Some(ssd) = &self.ssd else {
+        let Some(tier) = &self.ssd else {
             return dram;
         };
-        CacheStats {
+        let since = tier.since();
+        tier.with(|ssd| CacheStats {
             ssd_used_lines: ssd.store.index.used_lines() as u64,
             ssd_lines: ssd.store.lines() as u64,
             ssd_used_blocks: ssd.store.index.used_blocks() as u64,
@@ -799,20 +877,18 @@ impl ReadCache {
             device_errors: ssd.store.counters.device_errors,
             ssd_state: ssd.state(),
             ssd_failure: ssd.failure(),
-            ssd_since: self.seen.1,
+            ssd_since: since,
             ssd_failures: ssd.store.counters.failures,
             ssd_readmissions: ssd.store.counters.readmissions,
             warm_lines: ssd.store.counters.warm_lines,
             forgotten_volumes: ssd.store.counters.forgotten_volumes,
             ..dram
-        }
+        })
     }
 
     /// Assert what must always hold; for tests and the simulator.
     pub fn check_invariants(&self) {
         self.dram.check_invariants();
-        if let Some(ssd) = &self.ssd {
-            ssd.check_invariants();
-        }
+        self.with_ssd(ssd::Ssd::check_invariants);
     }
 }

@@ -248,6 +248,13 @@ impl Ssd {
         !matches!(self.phase, Phase::Offline(_)) || !self.journal.is_idle()
     }
 
+    /// Whether a later poll may go further although nothing ends before: something waits for memory, of which nobody says
+    /// when it is free, or eviction goes on in steps.
+    pub fn may_go_on(&mut self) -> bool {
+        let evicts = self.takes_lines() && self.evictor.may_go_on(&self.store);
+        evicts || self.device.is_starved()
+    }
+
     /// When the oldest operation will have taken too long.
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let deadline = self.device.deadline();
@@ -306,6 +313,7 @@ impl Ssd {
 
     /// Push whatever can go on now.
     pub fn drive(&mut self, actions: &mut Vec<Action>) {
+        self.device.begin_drive();
         if self.closing {
             self.journal.want();
         }

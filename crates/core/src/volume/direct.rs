@@ -685,6 +685,7 @@ mod tests {
                 actions: &mut actions,
             };
             step(self, &mut cx);
+            drop(cx);
             actions
         }
 

@@ -170,6 +170,14 @@ pub struct Context<'a> {
     pub actions: &'a mut Vec<Action>,
 }
 
+/// The step has ended: other shards may have the cache's SSD tier.
+impl Drop for Context<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cache.release();
+    }
+}
+
 /// What the log of a volume knows of what was cut off with its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {

@@ -113,6 +113,7 @@ impl ShardState {
         };
         let event = Event::Completed(completion);
         closed.volume.step(self.now, event, &mut context);
+        drop(context);
         assert!(
             self.actions.is_empty(),
             "a volume that is closed does nothing"

@@ -203,6 +203,7 @@ impl ShardState {
             actions: &mut self.actions,
         };
         served.volume.step(self.now, event, &mut context);
+        drop(context);
         self.perform(slot);
     }
 
@@ -449,6 +450,16 @@ impl ShardState {
         }
     }
 
+    /// Something has happened to the SSD tier: volumes may wait for it, for example for what has just become durable.
+    pub fn follow_cache(&mut self) {
+        for slot in std::mem::take(&mut self.cache_followers) {
+            if let Some(served) = self.volumes.get_mut(slot) {
+                served.listed.with_cache = false;
+            }
+            self.touch(slot);
+        }
+    }
+
     /// Hand the cache an event, and perform what follows.
     pub fn step_cache(&mut self, event: CacheEvent) {
         self.cache.step(self.now, event, &mut self.actions);
@@ -535,6 +546,7 @@ impl ShardState {
 
     /// Poll the volumes that were touched or whose time has come, then the cache.
     pub fn poll(&mut self) {
+        let changes = self.cache.changes();
         let come: Vec<u32> = self.due.come(self.now).collect();
         for slot in come {
             self.touch(slot);
@@ -570,6 +582,12 @@ impl ShardState {
         }
         for &slot in &touched {
             self.note_due(slot);
+        }
+        if !self.cache_followers.is_empty() {
+            self.cache.wait_for_changes();
+            if self.cache.changes() != changes {
+                self.follow_cache();
+            }
         }
         // Those that were touched while they were polled are among them.
         self.touched.clear();

@@ -300,6 +300,7 @@ impl Shard {
         let mut has_stopped = false;
         while !has_stopped {
             let timeout = self.timeout(end);
+            self.state.cache.release();
             if let Err(error) = self.state.ring.submit_and_wait(timeout) {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
                 return;
@@ -452,13 +453,7 @@ impl Shard {
                 let event = CacheEvent::Completed(Completion { token, result });
                 self.state.step_cache(event);
                 self.state.cache_touched = true;
-                // A volume may wait for what has just become durable.
-                for slot in std::mem::take(&mut self.state.cache_followers) {
-                    if let Some(served) = self.state.volumes.get_mut(slot) {
-                        served.listed.with_cache = false;
-                    }
-                    self.state.touch(slot);
-                }
+                self.state.follow_cache();
             }
             (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {

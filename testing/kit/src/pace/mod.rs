@@ -545,6 +545,7 @@ impl<'a> World<'a> {
             actions: &mut actions,
         };
         self.volumes[number].volume.step(self.began, event, &mut cx);
+        drop(cx);
         self.volumes[number].touched = true;
         for action in actions {
             self.perform(number, action);

@@ -300,6 +300,7 @@ impl RangesWorld {
             actions: &mut actions,
         };
         let volume = Volume::open(self.config.clone(), self.engine.now(), &mut cx);
+        drop(cx);
         for action in actions {
             self.begin(false, action);
         }
@@ -340,6 +341,7 @@ impl RangesWorld {
             actions: &mut actions,
         };
         volume.step(self.engine.now(), event, &mut cx);
+        drop(cx);
         self.coverage.settling += u64::from(!volume.is_settled());
         let after = cache.work() + volume.work();
         let judged = self.cost.step(what, before, after);

@@ -146,6 +146,7 @@ impl World {
         if let Some(kept) = self.units[unit].kept {
             volume.keep_superblock(kept);
         }
+        drop(cx);
         self.authenticate_log(unit, &mut volume);
         volume
     }

@@ -661,6 +661,7 @@ impl World {
             before,
             cx.cache.work() + volume.work(),
         )?;
+        drop(cx);
         // Before the first reply of an opening is judged.
         self.notice_opening(unit)?;
         self.notice_size(unit);

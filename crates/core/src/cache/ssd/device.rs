@@ -44,6 +44,8 @@ pub struct Device {
     answer_max: Nanos,
     read_errors_in_row: u32,
     write_errors_in_row: u32,
+    /// Whether a read had no memory since [`Self::begin_drive`].
+    is_starved: bool,
 }
 
 impl Device {
@@ -57,6 +59,7 @@ impl Device {
             answer_max,
             read_errors_in_row: 0,
             write_errors_in_row: 0,
+            is_starved: false,
         }
     }
 
@@ -84,6 +87,16 @@ impl Device {
         Some(since.plus(self.answer_max))
     }
 
+    /// What had no memory is tried again.
+    pub fn begin_drive(&mut self) {
+        self.is_starved = false;
+    }
+
+    /// Whether something waits for memory.
+    pub fn is_starved(&self) -> bool {
+        self.is_starved
+    }
+
     /// How many operations are under way.
     pub fn under_way(&self) -> usize {
         self.ops.len()
@@ -95,7 +108,7 @@ impl Device {
         Token(self.next_token)
     }
 
-    /// Read so many bytes; `None` if there is no memory for them.
+    /// Read so many bytes; `None` if there is no memory for them, until the tier is driven again.
     pub fn read(
         &mut self,
         op: Op,
@@ -103,7 +116,10 @@ impl Device {
         bytes: usize,
         actions: &mut Vec<Action>,
     ) -> Option<Token> {
-        let buf = self.pool.alloc(bytes)?;
+        let Some(buf) = self.pool.alloc(bytes) else {
+            self.is_starved = true;
+            return None;
+        };
         let token = self.begin(op);
         actions.push(Action::CacheRead { token, offset, buf });
         Some(token)

@@ -169,6 +169,18 @@ impl Evictor {
         }
     }
 
+    /// Whether a later drive may go further although nothing that is under way has ended: each begins with one segment and
+    /// passes over few, and waits for memory that nobody says is free.
+    pub fn may_go_on(&mut self, store: &Store) -> bool {
+        match &self.emptying {
+            Some(emptying) => emptying.reads == 0,
+            None => {
+                self.all_pinned_at != store.segments.next_sequence()
+                    && (self.eviction).is_due(store.segments.free(), store.segments.len())
+            }
+        }
+    }
+
     /// Look at the lines of the segment that is being emptied, and keep them or not, as far as there is memory.
     pub fn drive(
         &mut self,

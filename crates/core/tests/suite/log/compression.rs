@@ -415,6 +415,7 @@ fn read_that_keeps_what_has_arrived_and_is_cut_off_leaves_the_others_memory() {
             actions: &mut actions,
         };
         world.volume.step(world.now, event, &mut cx);
+        drop(cx);
         let Some(action) = actions.pop() else { break };
         let (token, buf) = match action {
             Action::LogRead {

@@ -97,6 +97,7 @@ fn resize_refuses_a_read_whose_cached_copy_turns_out_bad_afterwards() {
         request: Request::Read { range },
     };
     world.volume.step(world.now, event, &mut cx);
+    drop(cx);
     let [Action::CacheRead { token, .. }] = &actions[..] else {
         panic!("not from the SSD tier: {actions:?}");
     };

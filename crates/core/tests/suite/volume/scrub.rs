@@ -15,6 +15,7 @@ fn step(world: &mut World, event: Event) -> Vec<Action> {
         actions: &mut actions,
     };
     world.volume.step(world.now, event, &mut cx);
+    drop(cx);
     actions
 }
 
