@@ -134,6 +134,10 @@ pub enum Plant {
     BlindWeights,
     /// The SSD tier is filled beyond its marks.
     IgnoredMarks,
+    /// Another shard is not told of what its volumes wait for.
+    UntoldShard,
+    /// A volume that goes to another shard leaves what the DRAM tier has of it.
+    StayingFrames,
     /// Lines go to the SSD tier whose reads were not counted.
     UncountedReads,
     /// What is cut off with the end of a volume stays in the cache.
@@ -206,6 +210,8 @@ impl Plant {
             | Self::StaleLog
             | Self::BlindWeights
             | Self::IgnoredMarks
+            | Self::UntoldShard
+            | Self::StayingFrames
             | Self::UncountedReads
             | Self::HastySwitch
             | Self::IdleScrub

@@ -129,6 +129,9 @@ fn drive(world: &mut World, scenario: &Scenario) -> Result<(), Violation> {
     finish(world, scenario)
 }
 
+/// How often a volume is opened again during one opening of the node, if there are several shards.
+const SHARD_CHANGES: usize = 4;
+
 /// One opening with its work and its ending.
 fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(), Violation> {
     world.unrest();
@@ -163,12 +166,19 @@ fn opening(world: &mut World, scenario: &Scenario, ending: Ending) -> Result<(),
     {
         return world.crash(power);
     }
-    if scenario.reopens
-        && world.is_open()
-        && !world.is_broken()
-        && reopen(world, scenario.requests / 4)? == Ended::Crash
-    {
-        return world.crash(power);
+    // Where there are several shards, it comes back to one that it was on.
+    let reopens = match scenario.shards() {
+        _ if !scenario.reopens => 0,
+        1 => 1,
+        _ => SHARD_CHANGES,
+    };
+    for _ in 0..reopens {
+        if world.is_open()
+            && !world.is_broken()
+            && reopen(world, scenario.requests / 4)? == Ended::Crash
+        {
+            return world.crash(power);
+        }
     }
     if scenario.shrinks && world.is_open() && !world.is_broken() && shrink(world)? == Ended::Crash {
         return world.crash(power);

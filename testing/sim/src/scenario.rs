@@ -899,6 +899,13 @@ impl Scenario {
         random.bool().then_some(steps)
     }
 
+    /// Shards of the node, for two seeds in three of those with several volumes more than one.
+    pub fn shards(&self) -> usize {
+        let random = &mut Stream::Shards.of(self.seed);
+        let shards = random.usize(1..=3);
+        shards.min(self.volumes.len().max(usize::from(self.reopens) * 2))
+    }
+
     /// By what the cache chooses what it keeps: for one seed in two by benefit.
     pub fn tiering(&self) -> Tiering {
         match Stream::Tiering.seed(self.seed) % 2 {

@@ -184,6 +184,16 @@ fn plant_of_a_forged_superblock_of_a_log_that_is_taken_is_caught() {
 }
 
 #[test]
+fn plant_of_a_shard_that_is_not_told_of_what_its_volumes_wait_for_is_caught() {
+    assert_caught(Plant::UntoldShard, &["untold"]);
+}
+
+#[test]
+fn plant_of_frames_that_stay_when_a_volume_leaves_its_shard_is_caught() {
+    assert_caught(Plant::StayingFrames, &["read-stale"]);
+}
+
+#[test]
 fn plant_of_a_lost_sector_that_is_shown_is_caught() {
     assert_caught(Plant::ShownLoss, &["lost-shown"]);
 }

@@ -4,6 +4,7 @@
 use alloc::rc::Rc;
 
 use super::{Phase, Volume};
+use crate::cache::Barrier;
 use crate::log::budget::IndexBudget;
 use crate::log::destage::Stage;
 
@@ -23,6 +24,16 @@ pub fn follows_budget(volume: &Volume) -> bool {
     volume.writes.waiting() > 0
         || volume.phase == Phase::Opening
         || log.is_some_and(|log| log.share().held() > 0)
+}
+
+/// Up to where invalidations have to be durable before a volume's destage goes on, if it waits for that alone.
+pub fn awaited(volume: &Volume) -> Option<Barrier> {
+    let is_held = volume.log.has_failed()
+        || (volume.direct).writes_superblock(&volume.writes, &volume.destaging);
+    match volume.destaging.generation().stage() {
+        Stage::Invalidating(barrier) if !is_held => Some(barrier),
+        _ => None,
+    }
 }
 
 /// Whether a volume may go on, or has to look again, when an operation of the cache's device ends.

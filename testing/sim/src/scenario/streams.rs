@@ -64,6 +64,8 @@ pub enum Stream {
     OpenLoops = 31,
     /// The scenarios of light loads.
     LightLoads = 32,
+    /// How many shards the node has, and where its volumes are.
+    Shards = 33,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.

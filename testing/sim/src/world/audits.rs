@@ -32,7 +32,7 @@ impl Watched {
 impl World {
     /// A range of a volume that takes a small part of the SSD tier, if that serves.
     pub fn promotable(&mut self, unit: usize) -> Option<SectorRange> {
-        let stats = self.node.as_ref()?.cache.stats();
+        let stats = self.node.as_ref()?.cache().stats();
         // With little memory it takes what it can.
         let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
         let policy = self.units[unit].config.policy;
@@ -75,7 +75,7 @@ impl World {
         let number = self.units[unit].config.number;
         let end = BlockKey::new(number, self.sectors(unit) / BLOCK_SECTORS);
         let node = self.node.as_ref();
-        node.is_some_and(|node| node.cache.is_promoted(BlockKey::new(number, block), end))
+        node.is_some_and(|node| node.cache().is_promoted(BlockKey::new(number, block), end))
     }
 
     /// A promotion that had the node for itself was answered, and was watched.

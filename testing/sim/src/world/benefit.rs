@@ -37,21 +37,23 @@ impl World {
         let Some(node) = self.node.as_mut().filter(|_| !is_tight) else {
             return Ok(());
         };
-        let stats = node.cache.stats();
+        let stats = node.cache().stats();
         if stats.ssd_state != SsdState::Online {
             return Ok(());
         }
         if is_blind {
-            node.cache.set_tiering(Tiering::Recency);
+            node.cache_mut().set_tiering(Tiering::Recency);
         }
         // What counts is how much longer that takes than a read of the tier.
-        let ssd_hit = node.cache.benefit(DEAR).ssd_hit.unwrap_or(Nanos(0));
+        let ssd_hit = node.cache().benefit(DEAR).ssd_hit.unwrap_or(Nanos(0));
         let dear = Nanos::from_millis(20).plus(ssd_hit);
         let cheap = Nanos::from_micros(300);
         for _ in 0..READS {
             let blocks = stats.line_blocks;
-            node.cache.note_miss(BlockKey::new(CHEAP, 0), blocks, cheap);
-            node.cache.note_miss(BlockKey::new(DEAR, 0), blocks, dear);
+            node.cache_mut()
+                .note_miss(BlockKey::new(CHEAP, 0), blocks, cheap);
+            node.cache_mut()
+                .note_miss(BlockKey::new(DEAR, 0), blocks, dear);
         }
         let both = stats.ssd_lines / 2;
         self.fill_as(stats.ssd_lines, |line| BlockKey::new(CHEAP, line))?;
@@ -68,7 +70,7 @@ impl World {
         let Some(node) = &self.node else {
             return Ok(());
         };
-        let after = node.cache.stats();
+        let after = node.cache().stats();
         if after.ssd_state != SsdState::Online || after.ssd_failures != stats.ssd_failures {
             return Ok(());
         }
@@ -76,7 +78,7 @@ impl World {
         let dear = (0..both).step_by(DEAR_ONE_IN as usize);
         let kept = dear.clone().filter(|line| {
             let key = BlockKey::new(DEAR, line * stats.line_blocks);
-            node.cache
+            node.cache()
                 .is_promoted(key, BlockKey::new(DEAR, u64::from(u32::MAX)))
         });
         if self.scenario.tiering() == Tiering::Benefit {
@@ -97,7 +99,7 @@ impl World {
         let line_blocks = self
             .node
             .as_ref()
-            .map_or(1, |node| node.cache.line_blocks());
+            .map_or(1, |node| node.cache().line_blocks());
         let mut filled = 0;
         for line in 0..lines {
             if line % BURST == 0 {
@@ -115,7 +117,7 @@ impl World {
             buf[8..16].copy_from_slice(&line.to_le_bytes());
             let of = line_of(line);
             let key = BlockKey::new(of.volume(), of.block() * line_blocks);
-            node.cache.fill(key, &buf.freeze());
+            node.cache_mut().fill(key, &buf.freeze());
             filled += 1;
         }
         Ok(filled)
@@ -142,7 +144,10 @@ impl World {
         asked: u8,
     ) -> Result<(), Violation> {
         self.coverage.counted += 1;
-        let state = self.node.as_ref().map(|node| node.cache.stats().ssd_state);
+        let state = self
+            .node
+            .as_ref()
+            .map(|node| node.cache().stats().ssd_state);
         if state != Some(SsdState::Online) {
             return Ok(());
         }

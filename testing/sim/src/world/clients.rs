@@ -276,7 +276,7 @@ impl World {
                     self.leaked.push(data.clone());
                 }
                 let mut data = data.to_vec();
-                self.misplace(read, &data);
+                self.misplace(unit, read, &data);
                 self.spoil(unit, read, &mut data);
                 let state = &mut self.units[unit];
                 let volume = state.volume;
@@ -346,7 +346,7 @@ impl World {
                 content.fill(state.volume, sector, bytes);
             }
             let key = BlockKey::new(state.config.number, block);
-            node.cache.fill_block(key, &data);
+            node.cache_of(unit).fill_block(key, &data);
         }
     }
 

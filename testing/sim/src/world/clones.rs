@@ -33,7 +33,7 @@ impl World {
     }
 
     /// A planted bug keeps what a clone has read, whatever it is, as the origin's.
-    pub(super) fn misplace(&mut self, read: ReadOp, data: &[u8]) {
+    pub(super) fn misplace(&mut self, unit: usize, read: ReadOp, data: &[u8]) {
         if self.scenario.origin.is_none() || !self.planted.strikes(Plant::MisplacedFill) {
             return;
         }
@@ -43,14 +43,14 @@ impl World {
         let blocks = data.get(skip..).unwrap_or_default();
         for (index, block) in (0..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
             let key = BlockKey::new(ORIGIN, first / BLOCK_SECTORS + index);
-            node.cache.fill_block(key, block);
+            node.cache_of(unit).fill_block(key, block);
         }
     }
 
     /// A range that the first two volumes have both inherited, of which the first may promote as much
     /// as the cache takes.
     pub fn common(&self) -> Option<SectorRange> {
-        let stats = self.node.as_ref()?.cache.stats();
+        let stats = self.node.as_ref()?.cache().stats();
         let is_tight = self.pool.total_bytes() <= SMALL_POOL_BYTES;
         if self.scenario.origin.is_none()
             || self.scenario.faults.spoil_cache()
@@ -71,9 +71,9 @@ impl World {
         let blocks = range.first_block()..range.first_block() + range.block_count();
         let cached = self.longest_run(range.block_count(), |block| {
             blocks.contains(&block)
-                && node.cache.probe(BlockKey::new(ORIGIN, block)) != Tier::Absent
+                && node.cache().probe(BlockKey::new(ORIGIN, block)) != Tier::Absent
         })?;
-        let line = node.cache.line_blocks() * BLOCK_SECTORS;
+        let line = node.cache().line_blocks() * BLOCK_SECTORS;
         let (start, end) = (
             cached.start.next_multiple_of(line),
             cached.end() / line * line,

@@ -135,7 +135,7 @@ impl World {
             // Of a node that has gone down.
             return Ok(());
         }
-        let can_readmit = (self.node.as_ref()).is_some_and(|node| node.cache.can_readmit());
+        let can_readmit = (self.node.as_ref()).is_some_and(|node| node.cache().can_readmit());
         if self.cache_dead && self.random.bool() {
             // It is back, with what it held.
             self.cache_dead = false;
@@ -158,7 +158,7 @@ impl World {
         }
         self.engine.note("cache readmitted", [0; 4]);
         let Some(uuid) = uuid else { return Ok(()) };
-        self.step_cache(CacheEvent::Readmit { uuid })
+        self.step_cache(0, CacheEvent::Readmit { uuid })
     }
 
     /// The identity that a superblock on the cache device carries.
@@ -330,7 +330,7 @@ impl World {
         if self.cache_identity.recorded(self.engine.now(), is_recorded)
             && let Some(node) = &mut self.node
         {
-            node.cache.reset_recorded();
+            node.cache_mut().reset_recorded();
         }
         self.wake_for_cache();
     }
@@ -340,7 +340,7 @@ impl World {
         let Some(node) = &self.node else {
             return;
         };
-        let (must_reset, can_readmit) = (node.cache.must_reset(), node.cache.can_readmit());
+        let (must_reset, can_readmit) = (node.cache().must_reset(), node.cache().can_readmit());
         if self.cache_identity.go_on(self.engine.now(), must_reset) {
             let pause = Nanos::from_micros(self.random.u64(1..5000));
             self.engine.at(

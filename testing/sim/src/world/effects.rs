@@ -26,7 +26,7 @@ impl World {
     fn perform(&mut self, owner: Owner, action: Action) -> Result<(), Violation> {
         let unit = match owner {
             Owner::Volume(unit) => unit,
-            Owner::ClosedVolume(_) | Owner::Cache => 0,
+            Owner::ClosedVolume(_) | Owner::Cache(_) => 0,
         };
         let asks = match &action {
             Action::BackendRead { .. } => Some("a read"),
@@ -52,7 +52,7 @@ impl World {
         };
         let unit = match owner {
             Owner::Volume(unit) => unit,
-            Owner::ClosedVolume(_) | Owner::Cache => 0,
+            Owner::ClosedVolume(_) | Owner::Cache(_) => 0,
         };
         match action {
             Action::LogRead { token, offset, buf } => {
@@ -631,7 +631,7 @@ impl World {
         match owner {
             Owner::ClosedVolume(closed) => self.step_closed(closed, Event::Completed(completion)),
             Owner::Volume(unit) => self.step_volume(unit, Event::Completed(completion)),
-            Owner::Cache => self.step_cache(CacheEvent::Completed(completion)),
+            Owner::Cache(shard) => self.step_cache(shard, CacheEvent::Completed(completion)),
         }
     }
 

@@ -24,8 +24,11 @@ impl World {
         let (Some(node), Some(volume)) = (&self.node, self.volume(unit)) else {
             return Vec::new();
         };
-        let mut gathering = volume.cached().begin_gathering(&node.cache);
-        while volume.cached().gather(&mut gathering, &node.cache) {}
+        let mut gathering = volume.cached().begin_gathering(node.look_at_cache_of(unit));
+        while volume
+            .cached()
+            .gather(&mut gathering, node.look_at_cache_of(unit))
+        {}
         let map = gathering.finish();
         map.plan(volume.config().bytes, u64::MAX).ranges
     }
@@ -89,7 +92,7 @@ impl World {
     /// Lines that the SSD tier has driven out so far.
     pub fn evicted_lines(&self) -> u64 {
         let node = self.node.as_ref();
-        node.map_or(0, |node| node.cache.stats().ssd_evicted_lines)
+        node.map_or(0, |node| node.cache().stats().ssd_evicted_lines)
     }
 
     /// A warm-up has ended that was to bring these blocks back beside what is dearer; so many lines had been driven out
@@ -104,7 +107,7 @@ impl World {
         let line_blocks = self
             .node
             .as_ref()
-            .map_or(1, |node| node.cache.line_blocks());
+            .map_or(1, |node| node.cache().line_blocks());
         let missing = hot.iter().filter(|&&block| !self.is_promoted(unit, block));
         let missing: BTreeSet<u64> = missing.map(|block| block / line_blocks).collect();
         check_heat::check_driven_out(missing.len() as u64, self.evicted_lines() - evicted)

@@ -14,9 +14,9 @@ use hdcs_core::volume::sharing;
 use super::{
     AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
     Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
-    Phase, Policy, ReadCache, Readmission, SsdState, State, Trouble, UNPERSISTED_SLACK_BYTES, Unit,
-    Violation, Volume, World, check_backend, check_bounds, check_log, check_policy, check_recovery,
-    check_trouble,
+    Phase, Policy, Rc, ReadCache, Readmission, Shards, SsdState, State, Trouble,
+    UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
+    check_log, check_policy, check_recovery, check_trouble,
 };
 use crate::engine::Simulated;
 use crate::lz4::{CONFUSED, UNSEEN};
@@ -54,17 +54,26 @@ impl World {
         if !self.planted.strikes(Plant::IgnoredMarks) {
             cache.set_fill_marks(self.scenario.fill_marks());
         }
-        cache.set_tiering(self.scenario.tiering());
-        if let Some((probes, places)) = self.scenario.cache_steps() {
-            cache.set_step_max(probes, places);
+        let mut shards = Shards::new(
+            cache,
+            self.scenario.shards(),
+            self.scenario.cache.dram_blocks,
+            self.scenario.seed ^ self.engine.now().0,
+        );
+        for cache in shards.each() {
+            cache.set_tiering(self.scenario.tiering());
+            if let Some((probes, places)) = self.scenario.cache_steps() {
+                cache.set_step_max(probes, places);
+            }
+            cache.release();
         }
         self.node = Some(Node {
-            cache,
+            shards,
             volumes: Vec::new(),
             closed_volumes: Vec::new(),
             index_budget: IndexBudget::new(self.scenario.index_bytes()),
         });
-        self.perform_all(Owner::Cache, actions)?;
+        self.perform_all(Owner::Cache(0), actions)?;
         for unit in 0..self.units.len() {
             self.set_policy_offline(unit);
             self.units[unit].log_dead = None;
@@ -92,7 +101,7 @@ impl World {
             return None;
         }
         let cipher = ToyCipher(key);
-        let line_blocks = self.node.as_ref().map(|node| node.cache.line_blocks());
+        let line_blocks = self.node.as_ref().map(|node| node.cache().line_blocks());
         if let Some(line_blocks) = line_blocks.filter(|_| self.planted.is(Plant::SwappedLines)) {
             return Some(Arc::new(SwappingCipher::new(cipher, line_blocks)));
         }
@@ -126,17 +135,21 @@ impl World {
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let node = self.node.as_mut().expect("the node was started");
-        node.cache.set_cipher(config.number, cipher);
+        let index_budget = Rc::clone(&node.index_budget);
+        let forgets = !self.planted.is(Plant::StayingFrames);
+        node.shards.place(unit, config.number, forgets);
+        let cache = node.cache_of(unit);
+        cache.set_cipher(config.number, cipher);
         if let Some(inherited) = &inherited {
-            node.cache.set_cipher(inherited.origin(), base_cipher);
+            cache.set_cipher(inherited.origin(), base_cipher);
         }
         let mut cx = Context {
-            cache: &mut node.cache,
+            cache,
             pool: &self.pool,
             actions,
         };
         let mut volume = Volume::open(config, self.engine.now(), &mut cx);
-        sharing::set_index_budget(&mut volume, &node.index_budget);
+        sharing::set_index_budget(&mut volume, &index_budget);
         if self.planted.is(Plant::UnseenDamage) {
             cx.cache.set_codec(&UNSEEN);
         }
@@ -400,6 +413,7 @@ impl World {
         self.forget_kept(unit);
         self.units[unit].begin_opening();
         let mut actions = Vec::new();
+        let was_on = self.node.as_ref().map_or(0, |node| node.shards.of(unit));
         let volume = self.begin_volume(unit, &mut actions);
         let node = self.node.as_mut().expect("one of its volumes is closed");
         let mut closed = std::mem::replace(&mut node.volumes[unit], volume);
@@ -408,6 +422,7 @@ impl World {
             // Of another volume in its place, the end of its reads would be taken for another's.
             let owner = Owner::ClosedVolume(node.closed_volumes.len());
             node.closed_volumes.push(closed);
+            node.shards.closed_on(was_on);
             let left = self.in_flight.values_mut();
             for one in left.filter(|one| one.owner == Owner::Volume(unit)) {
                 one.owner = owner;
@@ -463,7 +478,7 @@ impl World {
                     .filter(|volume| volume.phase() != Phase::Closed)
                     .count(),
                 log_patience: answers.max().unwrap_or(Nanos(0)),
-                is_cache_closed: node.cache.is_closed(),
+                is_cache_closed: node.cache().is_closed(),
             };
             match stop.next(self.engine.now(), &view) {
                 None => break,
@@ -479,7 +494,7 @@ impl World {
                     }
                 }
                 Some(Act::CloseCache) => {
-                    self.step_cache(CacheEvent::Close)?;
+                    self.step_cache(0, CacheEvent::Close)?;
                     self.tick();
                 }
                 Some(Act::End(result)) => {
@@ -609,7 +624,7 @@ impl World {
             self.coverage.packed_bytes += stats.ssd_plain_bytes - stats.ssd_stored_bytes;
         }
         if let Some(node) = &self.node {
-            let cache = node.cache.stats();
+            let cache = node.cache().stats();
             self.coverage.cache_failures += cache.ssd_failures;
             self.coverage.readmissions += cache.ssd_readmissions;
         }
@@ -673,12 +688,12 @@ impl World {
 
     /// The point after everything that the cache was told to forget.
     pub fn cache_barrier(&mut self) -> Option<Barrier> {
-        self.node.as_mut().map(|node| node.cache.barrier())
+        self.node.as_mut().map(|node| node.cache_mut().barrier())
     }
 
     /// Whether all before a point is durably forgotten.
     pub fn is_persisted(&self, barrier: Option<Barrier>) -> bool {
-        let persisted = self.node.as_ref().map(|node| node.cache.persisted());
+        let persisted = self.node.as_ref().map(|node| node.cache().persisted());
         barrier <= persisted
     }
 
@@ -712,7 +727,7 @@ impl World {
     /// Whether the SSD tier serves, or cannot be expected to.
     pub fn is_cache_back(&self) -> bool {
         let Some(node) = &self.node else { return true };
-        let state = node.cache.stats().ssd_state;
+        let state = node.cache().stats().ssd_state;
         matches!(state, SsdState::Off | SsdState::Online) || self.cache_silent == Nanos(u64::MAX)
     }
 

@@ -57,6 +57,7 @@ use audits::Watched;
 use local::SimulatedStore;
 use object_volume::Objects;
 use open_loops::OpenClient;
+use shards::Shards;
 use snapshots::Snapshotting;
 
 /// Longest virtual time that anything may take once nothing goes wrong any more. Far beyond what a
@@ -86,7 +87,8 @@ enum Owner {
     Volume(usize),
     /// A volume that was closed while its cache device did not answer.
     ClosedVolume(usize),
-    Cache,
+    /// The cache, by a step of this shard.
+    Cache(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +151,8 @@ enum Happening {
     Arrival(usize),
     /// Nothing; but the machines are polled.
     Tick,
+    /// A shard is told that the SSD tier has changed.
+    TierChanged(usize),
     Director,
     /// The node has recorded a new identity for its cache.
     CacheIdentityRecorded,
@@ -300,7 +304,7 @@ struct Unit {
 
 #[derive(Debug)]
 struct Node {
-    cache: ReadCache,
+    shards: Shards,
     volumes: Vec<Volume>,
     closed_volumes: Vec<Volume>,
     /// Memory for the indexes of all their logs.
@@ -534,7 +538,7 @@ impl World {
         let stores = stacks.flatten();
         volumes
             .chain(stores)
-            .chain(node.cache.next_wakeup())
+            .chain(node.caches_wakeup())
             .chain(stop)
             .min()
     }
@@ -560,6 +564,12 @@ impl World {
             Happening::Client(unit) => self.client(unit),
             Happening::Arrival(unit) => self.arrive(unit),
             Happening::Tick => Ok(()),
+            Happening::TierChanged(shard) => {
+                if let Some(node) = &mut self.node {
+                    node.shards.wake(shard);
+                }
+                Ok(())
+            }
             Happening::Director => self.direct(),
             Happening::CacheIdentityRecorded => {
                 self.cache_identity_recorded();
@@ -583,20 +593,42 @@ impl World {
         for unit in 0..self.volumes() {
             self.release_starved(unit)?;
         }
-        for unit in 0..self.volumes() {
-            self.step_volume(unit, Event::Poll)?;
+        for shard in self.turning() {
+            self.turn_of(shard)?;
         }
         self.poll_stacks()?;
-        let before = self.node.as_ref().map(|node| node.cache.persisted());
-        self.step_cache(CacheEvent::Poll)?;
         self.look_after_cache();
-        if self.node.as_ref().map(|node| node.cache.persisted()) != before {
-            for unit in 0..self.volumes() {
+        (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
+        self.go_on_stopping()?;
+        self.tell_shards();
+        Ok(())
+    }
+
+    /// The volumes of a shard are polled, then the cache.
+    fn turn_of(&mut self, shard: usize) -> Result<(), Violation> {
+        let changes = (self.node.as_ref()).map_or(0, |node| node.shards.look(shard).changes());
+        self.poll_volumes_of(shard)?;
+        let persisted = |world: &Self| {
+            let node = world.node.as_ref();
+            node.map(|node| node.shards.look(shard).persisted())
+        };
+        let before = persisted(self);
+        self.step_cache(shard, CacheEvent::Poll)?;
+        if persisted(self) != before {
+            self.poll_volumes_of(shard)?;
+        }
+        self.wait_for_tier(shard, changes);
+        Ok(())
+    }
+
+    fn poll_volumes_of(&mut self, shard: usize) -> Result<(), Violation> {
+        for unit in 0..self.volumes() {
+            let node = self.node.as_ref();
+            if node.is_some_and(|node| node.shards.of(unit) == shard) {
                 self.step_volume(unit, Event::Poll)?;
             }
         }
-        (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
-        self.go_on_stopping()
+        Ok(())
     }
 
     /// What goes on with a volume beside its clients, one after another, as a shard has it.
@@ -643,12 +675,20 @@ impl World {
 
     fn step_volume(&mut self, unit: usize, event: Event) -> Result<(), Violation> {
         let mut actions = Vec::new();
-        let Some(Node { cache, volumes, .. }) = &mut self.node else {
+        let Some(Node {
+            shards, volumes, ..
+        }) = &mut self.node
+        else {
             return Ok(());
         };
         let Some(volume) = volumes.get_mut(unit) else {
             return Ok(());
         };
+        let shard = shards.of(unit);
+        if !matches!(event, Event::Poll) {
+            shards.wake(shard);
+        }
+        let cache = shards.cache(shard);
         let mut cx = Context {
             cache,
             pool: &self.pool,
@@ -669,26 +709,36 @@ impl World {
         self.perform_all(Owner::Volume(unit), actions)
     }
 
-    fn step_cache(&mut self, event: CacheEvent) -> Result<(), Violation> {
+    fn step_cache(&mut self, shard: usize, event: CacheEvent) -> Result<(), Violation> {
         let mut actions = Vec::new();
         if let Some(node) = &mut self.node {
-            let before = node.cache.work();
-            node.cache.step(self.engine.now(), event, &mut actions);
+            if !matches!(event, CacheEvent::Poll) {
+                node.shards.wake(shard);
+            }
+            let cache = node.shards.cache(shard);
+            let before = cache.work();
+            cache.step(self.engine.now(), event, &mut actions);
             self.cost
-                .step("a step of the cache", before, node.cache.work())?;
+                .step("a step of the cache", before, cache.work())?;
         }
-        self.perform_all(Owner::Cache, actions)
+        self.perform_all(Owner::Cache(shard), actions)
+    }
+
+    fn step_cache_of(&mut self, unit: usize, event: CacheEvent) -> Result<(), Violation> {
+        let shard = self.node.as_ref().map_or(0, |node| node.shards.of(unit));
+        self.step_cache(shard, event)
     }
 
     /// A closed volume gets the end of what it had left behind.
     fn step_closed(&mut self, closed: usize, event: Event) -> Result<(), Violation> {
         let mut actions = Vec::new();
         if let Some(Node {
-            cache,
+            shards,
             closed_volumes,
             ..
         }) = &mut self.node
         {
+            let cache = shards.cache(shards.of_closed(closed));
             let mut cx = Context {
                 cache,
                 pool: &self.pool,
@@ -753,11 +803,14 @@ impl World {
             }
         }
         self.check_silence()?;
+        self.check_told()?;
         if let Some(node) = &self.node
             && thorough
         {
-            node.cache.check_invariants();
-            check_bounds::check_cache(&self.scenario.cache, &node.cache.stats())?;
+            for shard in 0..node.shards.count() {
+                node.shards.look(shard).check_invariants();
+            }
+            check_bounds::check_cache(&self.scenario.cache, &node.cache().stats())?;
         }
         Ok(())
     }
@@ -773,7 +826,7 @@ impl World {
             since.map_or(Nanos(0), |since| self.engine.now().since(since))
         };
         let age = oldest(&Io::is_of_cache);
-        let state = node.cache.stats().ssd_state;
+        let state = node.cache().stats().ssd_state;
         check_trouble::check_given_up(age, self.scenario.cache.ssd_answer_max, state)?;
         for (unit, volume) in node.volumes.iter().enumerate() {
             if volume.phase() != Phase::Open {
@@ -897,6 +950,7 @@ mod pins;
 mod policies;
 mod resizes;
 mod scrubs;
+mod shards;
 mod silent_logs;
 mod snapshots;
 mod stack;

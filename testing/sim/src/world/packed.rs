@@ -35,14 +35,17 @@ impl World {
         };
         let (mut lines, mut from) = (Vec::new(), 0);
         loop {
-            match node.cache.next_to_scrub([number; 2], from) {
+            match node.cache_mut().next_to_scrub([number; 2], from) {
                 ScrubLine::Line { read, next } => {
                     let first = read.key.block();
-                    let mut blocks = first..first + node.cache.line_blocks();
-                    let is_alone = blocks
-                        .all(|block| node.cache.probe(BlockKey::new(number, block)) != Tier::Dram);
+                    let mut blocks = first..first + node.cache().line_blocks();
+                    let is_alone = blocks.all(|block| {
+                        node.look_at_cache_of(unit)
+                            .probe(BlockKey::new(number, block))
+                            != Tier::Dram
+                    });
                     lines.push((read.offset, read.bytes as u64, is_alone));
-                    node.cache.cancel_ssd_read(read);
+                    node.cache_mut().cancel_ssd_read(read);
                     from = next;
                 }
                 ScrubLine::Further(next) => from = next,
@@ -58,7 +61,7 @@ impl World {
         let line_blocks = self
             .node
             .as_ref()
-            .map_or(0, |node| node.cache.line_blocks());
+            .map_or(0, |node| node.cache().line_blocks());
         let line_bytes = line_blocks * BLOCK_BYTES as u64;
         let lines: BTreeSet<_> = (0..self.units())
             .flat_map(|unit| self.lines(unit))

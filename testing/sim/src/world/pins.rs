@@ -59,10 +59,10 @@ impl World {
         {
             let mut marks = self.scenario.fill_marks();
             marks.pin_ratio_max = 255;
-            node.cache.set_fill_marks(marks);
+            node.cache_mut().set_fill_marks(marks);
             let all = self.scenario.cache.ssd.as_ref().map_or(0, |ssd| ssd.bytes);
             let pinned = [(0, 2 * all / BLOCK_BYTES as u64)];
-            let taken = node.cache.pin(NEIGHBOUR, None, &pinned);
+            let taken = node.cache_mut().pin(NEIGHBOUR, None, &pinned);
             assert!(taken.is_ok(), "the bound was lifted");
         }
         self.step_volume(unit, Event::Pin(ranges))?;
@@ -83,7 +83,7 @@ impl World {
 
     /// Let a neighbour fill the SSD tier twice over.
     pub fn crowd(&mut self) -> Result<(), Violation> {
-        let Some(stats) = self.node.as_ref().map(|node| node.cache.stats()) else {
+        let Some(stats) = self.node.as_ref().map(|node| node.cache().stats()) else {
             return Ok(());
         };
         let line_of = |line| BlockKey::new(NEIGHBOUR, line);
@@ -91,7 +91,7 @@ impl World {
         let taken = self
             .node
             .as_ref()
-            .map_or(0, |node| node.cache.stats().filled_lines);
+            .map_or(0, |node| node.cache().stats().filled_lines);
         check_pins::check_taken(filled, taken - stats.filled_lines, stats.ssd_lines)
     }
 

@@ -9,7 +9,7 @@ use hdcs_core::node::resize::{Act, Resize, View};
 use hdcs_core::volume::Cut;
 
 use super::{
-    Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Node, Owner,
+    Action, BLOCK_BYTES, BLOCK_SECTORS, BlockKey, CacheEvent, Event, Happening, Nanos, Owner,
     Phase, Plant, SECTOR_BYTES, Violation, World,
 };
 
@@ -84,7 +84,7 @@ impl World {
             is_flushed: volume.backend_is_flushed(),
             is_in_trouble: volume.trouble().is_some(),
             under_way: asked.filter(|one| one.io.backend() == Some(unit)).count(),
-            persisted: self.node.as_ref()?.cache.persisted(),
+            persisted: self.node.as_ref()?.cache().persisted(),
         })
     }
 
@@ -120,15 +120,16 @@ impl World {
             Act::TellTail if self.planted.is(Plant::OlderTail) => Ok(()),
             Act::TellTail => self.step_volume(unit, Event::TellTail),
             Act::Forget(first, blocks) => {
-                let Some(Node { cache, .. }) = &mut self.node else {
+                let Some(node) = &mut self.node else {
                     return Ok(());
                 };
+                let cache = node.cache_of(unit);
                 cache.invalidate(first, blocks);
                 let barrier = cache.barrier();
                 if let Some(resize) = &mut self.units[unit].resizing {
                     resize.forgotten(barrier);
                 }
-                self.step_cache(CacheEvent::Poll)
+                self.step_cache_of(unit, CacheEvent::Poll)
             }
             Act::Backend(bytes) if self.units[unit].is_stacked() => self.size_stack(unit, bytes),
             Act::Backend(_) => {
@@ -233,7 +234,7 @@ impl World {
                 block[(sector - start) as usize - first].fill(state.volume, sector, bytes);
             }
             let key = BlockKey::new(state.config.number, start / BLOCK_SECTORS + index as u64);
-            node.cache.fill_block(key, &data);
+            node.cache_of(unit).fill_block(key, &data);
         }
     }
 

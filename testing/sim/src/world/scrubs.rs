@@ -86,7 +86,7 @@ impl World {
 
     fn bad_blocks_met(&self, unit: usize) -> (u64, u64) {
         let node = self.node.as_ref();
-        let cache = node.map_or(0, |node| node.cache.stats().corrupt_blocks);
+        let cache = node.map_or(0, |node| node.cache().stats().corrupt_blocks);
         let volume = self.volume(unit);
         (
             cache,

@@ -403,7 +403,7 @@ impl World {
         let state = &mut self.units[unit];
         let is_idle = state.requests.is_empty();
         let sectors = state.history.sectors();
-        let persisted = self.node.as_ref().map(|node| node.cache.persisted());
+        let persisted = self.node.as_ref().map(|node| node.cache().persisted());
         if is_idle && at_rest && !asked && to < sectors {
             if forgotten.is_some_and(|barrier| Some(barrier) <= persisted) {
                 state.shrink = None;
@@ -412,7 +412,7 @@ impl World {
                 return Ok(false);
             }
             if let (None, Some(node)) = (forgotten, &mut self.node) {
-                let barrier = node.forget_beyond(state.config.number, sectors, to);
+                let barrier = node.forget_beyond(unit, state.config.number, sectors, to);
                 let forgotten = Some(barrier);
                 state.shrink = Some(Shrink { to, forgotten });
             }
@@ -430,10 +430,11 @@ impl World {
 
 impl Node {
     /// Have the cache forget what lies beyond a new end of a volume; what it will have forgotten then shows in a barrier.
-    fn forget_beyond(&mut self, number: u32, before: u64, sectors: u64) -> Barrier {
+    fn forget_beyond(&mut self, unit: usize, number: u32, before: u64, sectors: u64) -> Barrier {
         let first = sectors / BLOCK_SECTORS;
         let blocks = before.div_ceil(BLOCK_SECTORS) - first;
-        self.cache.invalidate(BlockKey::new(number, first), blocks);
-        self.cache.barrier()
+        let cache = self.cache_of(unit);
+        cache.invalidate(BlockKey::new(number, first), blocks);
+        cache.barrier()
     }
 }
