@@ -159,11 +159,11 @@ def test_shard_that_hangs_shows_and_the_stop_ends(tmp_path):
     config = {"cache_answer_max_ms": 1000}
     with Daemon(tmp_path, config) as daemon:
         daemon.create("v", size="4M")
-        assert metric(daemon, "hdcs_shard_up") == 1
+        assert metric(daemon, 'hdcs_shard_up{shard="0"}') == 1
         thread = stop_thread(daemon, "hdcs-shard")
         status, page = daemon.api("GET", "/metrics")
         assert status == 200
-        assert "\nhdcs_shard_up 0\n" in page and 'hdcs_volume_size_bytes{volume="v"}' in page
+        assert '\nhdcs_shard_up{shard="0"} 0\n' in page and 'hdcs_volume_size_bytes{volume="v"}' in page
         status, answer = daemon.api("GET", "/v1/status")
         assert status == 504 and "data path" in str(answer)
         daemon.signal(signal.SIGTERM)

@@ -51,7 +51,7 @@ impl Meter {
                 continue;
             };
             if let Some((name, rest)) = text.rsplit_once(')')
-                && name.ends_with("(hdcs-shard")
+                && name.contains("(hdcs-shard")
             {
                 let fields = numbers(rest, 2);
                 shard_ticks += fields.iter().skip(10).take(2).sum::<f64>();

@@ -725,6 +725,9 @@ pub struct Volume {
     pub benefit: Option<VolumeBenefit>,
     /// NBD connections that have it open.
     pub connections: u64,
+    /// The thread of the data path that it is on, if it is on one.
+    #[serde(default)]
+    pub shard: Option<u64>,
     /// Its settings, the node's included.
     pub settings: BTreeMap<String, Value>,
     /// Which of them were set for this volume.

@@ -6,6 +6,21 @@ use utoipa::ToSchema;
 /// What one thread of the data path has done since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardCounters {
+    /// Its number.
+    #[serde(default)]
+    pub number: u64,
+    /// The processor that it keeps to, if it does.
+    #[serde(default)]
+    pub processor: Option<u64>,
+    /// Volumes on it.
+    #[serde(default)]
+    pub volumes: u64,
+    /// NBD connections open there.
+    #[serde(default)]
+    pub connections: u64,
+    /// The longest turn of its loop in the last 30 to 60 seconds.
+    #[serde(default)]
+    pub longest_turn_us: u64,
     /// Turns of its loop.
     pub turns: u64,
     /// How often it slept and was woken.

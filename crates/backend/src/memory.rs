@@ -41,7 +41,7 @@ const MIB: u64 = 1 << 20;
 /// Every volume: control parts of its spans (128 KiB), histograms (69 KiB), state machines and tables of what is under
 /// way.
 const VOLUME_BYTES: u64 = 256 * KIB;
-/// What destage reads a log with when no buffer is left. One is set apart for whoever needs it first; more are of the
+/// What destage reads a log with when no buffer is left. One is set apart on each shard for whoever needs it first; more are of the
 /// memory for indexes.
 const RESERVE_BYTES: u64 = DESTAGE_RESERVE_BYTES as u64;
 /// The part of the memory for volumes that is kept for indexes, as a divisor.
@@ -135,6 +135,8 @@ impl std::error::Error for Shortage {}
 #[derive(Debug)]
 pub struct Share {
     bytes: u64,
+    /// Those who share it: each has a reserve.
+    shards: u64,
     held: Mutex<Held>,
     /// For the indexes of write logs, beyond the least of each; and what they have, as the data path says.
     index_bytes: AtomicU64,
@@ -161,10 +163,18 @@ impl Held {
 impl Share {
     /// So many bytes.
     pub fn new(bytes: u64) -> Arc<Self> {
+        Self::of_shards(bytes, 1)
+    }
+
+    /// So many bytes for the volumes of so many shards together, one at least.
+    pub fn of_shards(bytes: u64, shards: usize) -> Arc<Self> {
+        let shards = shards.max(1) as u64;
+        let reserves = shards * RESERVE_BYTES;
         Arc::new(Self {
             bytes,
+            shards,
             held: Mutex::default(),
-            index_bytes: AtomicU64::new(bytes.saturating_sub(RESERVE_BYTES)),
+            index_bytes: AtomicU64::new(bytes.saturating_sub(reserves)),
             index_used_bytes: AtomicU64::new(0),
         })
     }
@@ -189,14 +199,23 @@ impl Share {
         self.index_bytes.load(Ordering::Relaxed)
     }
 
+    /// The even part of that for the logs of one shard.
+    pub fn shard_index_bytes(&self) -> u64 {
+        self.index_bytes() / self.shards
+    }
+
     /// What they have of that, as the data path says.
     pub fn index_used_bytes(&self) -> u64 {
         self.index_used_bytes.load(Ordering::Relaxed)
     }
 
-    /// They have so much of it now.
-    pub fn note_index_used(&self, bytes: u64) {
-        self.index_used_bytes.store(bytes, Ordering::Relaxed);
+    /// Those of one shard had `before` of it, and have `after` now.
+    pub fn note_index_used(&self, before: u64, after: u64) {
+        if before != after {
+            // Wraps around where it is less, as it should.
+            let more = after.wrapping_sub(before);
+            self.index_used_bytes.fetch_add(more, Ordering::Relaxed);
+        }
     }
 
     /// Whether indexes have more than what is left for them: others have reserved it since. It is being destaged.
@@ -210,7 +229,10 @@ impl Share {
     }
 
     fn unreserved(&self, held: &Held) -> u64 {
-        let taken = held.parts.total().saturating_add(RESERVE_BYTES);
+        let taken = held
+            .parts
+            .total()
+            .saturating_add(self.shards * RESERVE_BYTES);
         self.bytes.saturating_sub(taken)
     }
 
@@ -528,8 +550,14 @@ impl Needs {
 
     /// What a share needs to have so that the volume fits alone, and can fill its log, or nearly.
     pub fn share_bytes(&self) -> u64 {
-        let others = self.least_parts().total() + RESERVE_BYTES;
-        self.index_most_bytes().saturating_add(others)
+        self.share_bytes_of(1)
+    }
+
+    /// The same of the share of so many shards, each of which has its part.
+    pub fn share_bytes_of(&self, shards: usize) -> u64 {
+        let shards = shards as u64;
+        let others = self.least_parts().total() + shards * RESERVE_BYTES;
+        (self.index_most_bytes().saturating_mul(shards)).saturating_add(others)
     }
 
     /// Reserve it, and more where there is plenty beside `others_bytes`, which others need that have nothing yet.

@@ -2,6 +2,7 @@
 
 pub mod cache_identity;
 pub mod opening;
+pub mod placement;
 pub mod qos;
 pub mod readmission;
 pub mod resize;

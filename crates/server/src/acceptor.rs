@@ -46,7 +46,7 @@ use crate::log_limit::LogLimit;
 use crate::shard::command::{Adopted, Command, Transport};
 use crate::shard::places::{NO_PLACE, Place, Places};
 use crate::shard::{
-    ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, SendError, ShardHandle, note_accepting, prepare_tcp,
+    ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, SendError, Shards, note_accepting, prepare_tcp,
 };
 
 /// Between two lines in the log about clients that were refused.
@@ -90,7 +90,7 @@ pub fn start(
     doors: Vec<Door>,
     certificates: Arc<Certificates>,
     limits: Limits,
-    shard: Arc<ShardHandle>,
+    shards: Arc<Shards>,
     events: Recorder,
 ) -> io::Result<Acceptor> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -105,7 +105,7 @@ pub fn start(
     let (stop, stopped) = oneshot::channel::<()>();
     let run = move || {
         let serve = async move {
-            let hall = Rc::new(Hall::new(certificates, limits, shard, events));
+            let hall = Rc::new(Hall::new(certificates, limits, shards, events));
             for (listener, places) in listeners {
                 let hall = Rc::clone(&hall);
                 tokio::task::spawn_local(async move { hall.accept(&listener, &places).await });
@@ -208,7 +208,7 @@ fn whose_place(
 struct Hall {
     certificates: Arc<Certificates>,
     limits: Limits,
-    shard: Arc<ShardHandle>,
+    shards: Arc<Shards>,
     /// By the order in which they came.
     underway: RefCell<BTreeMap<u64, Underway>>,
     count: Cell<u64>,
@@ -223,13 +223,13 @@ impl Hall {
     fn new(
         certificates: Arc<Certificates>,
         limits: Limits,
-        shard: Arc<ShardHandle>,
+        shards: Arc<Shards>,
         events: Recorder,
     ) -> Self {
         Self {
             certificates,
             limits,
-            shard,
+            shards,
             underway: RefCell::default(),
             count: Cell::new(0),
             next_turn: Mutex::new(Instant::now()),
@@ -408,7 +408,7 @@ impl Hall {
             place,
         }));
         let deadline = Instant::now() + self.limits.time_max;
-        while let Err(SendError::Busy(refused)) = self.shard.send(command) {
+        while let Err(SendError::Busy(refused)) = self.shards.send(command) {
             if Instant::now() >= deadline {
                 let why = "the data path has too much to do to take it";
                 return self.say_refused(address, &Failure::failed(why));

@@ -334,6 +334,21 @@ const OF_BENEFITS: &[Family<VolumeBenefit, Option<f64>>] = &[
 
 /// Of each thread of the data path.
 const OF_SHARDS: &[Family<ShardCounters>] = &[
+    gauge(
+        "hdcs_shard_volumes",
+        "Volumes on the thread.",
+        &[("", |c| c.volumes as f64)],
+    ),
+    gauge(
+        "hdcs_shard_connections",
+        "NBD connections open on the thread.",
+        &[("", |c| c.connections as f64)],
+    ),
+    gauge(
+        "hdcs_shard_longest_turn_seconds",
+        "The longest turn of the thread in the last 30 to 60 seconds.",
+        &[("", |c| micros(c.longest_turn_us))],
+    ),
     counter(
         "hdcs_shard_turns_total",
         "Turns of the data path's loop.",
@@ -632,7 +647,9 @@ pub struct Scrape {
     pub rss_bytes: u64,
     /// Lines of the log that nobody took.
     pub log_lines_dropped: u64,
-    /// The node as a whole; none: the data path does not answer.
+    /// Of each shard whether it answers.
+    pub shards_up: Vec<bool>,
+    /// The node as a whole, as far as shards answer; none: no shard does.
     pub status: Option<Status>,
     /// Its volumes.
     pub volumes: Vec<Volume>,
@@ -654,12 +671,15 @@ pub fn render(scrape: &Scrape) -> String {
         "Time since the start.",
         seconds(scrape.uptime_ms),
     );
-    page.single(
+    page.family(
         "hdcs_shard_up",
         "gauge",
-        "1 if the data path answers; 0: it hangs, and what only it knows is left out here.",
-        bit(scrape.status.is_some()),
+        "1 if the thread of the data path answers; 0: it hangs, and what only it knows is left out here.",
     );
+    for (number, &is_up) in scrape.shards_up.iter().enumerate() {
+        let shard = label("shard", &number.to_string());
+        page.sample("", &[&shard], bit(is_up));
+    }
     page.single(
         "hdcs_log_lines_dropped_total",
         "counter",
@@ -667,7 +687,14 @@ pub fn render(scrape: &Scrape) -> String {
         scrape.log_lines_dropped as f64,
     );
     if let Some(status) = &scrape.status {
-        known_to_the_shard(&mut page, status, volumes);
+        let is_down = |shard: u64| scrape.shards_up.get(shard as usize) == Some(&false);
+        if scrape.shards_up.contains(&false) {
+            let volumes = volumes.iter();
+            let known = volumes.filter(|volume| !volume.shard.is_some_and(is_down));
+            known_to_the_shards(&mut page, status, &known.cloned().collect::<Vec<_>>());
+        } else {
+            known_to_the_shards(&mut page, status, volumes);
+        }
     } else {
         page.family("hdcs_memory_bytes", "gauge", MEMORY);
         page.sample("", &["part=\"rss\""], scrape.rss_bytes as f64);
@@ -682,7 +709,7 @@ pub fn render(scrape: &Scrape) -> String {
     page.text
 }
 
-fn known_to_the_shard(page: &mut Page, status: &Status, volumes: &[Volume]) {
+fn known_to_the_shards(page: &mut Page, status: &Status, volumes: &[Volume]) {
     page.single(
         "hdcs_connections",
         "gauge",
@@ -695,9 +722,9 @@ fn known_to_the_shard(page: &mut Page, status: &Status, volumes: &[Volume]) {
         "The longest turn of the data path in the last 30 to 60 seconds; each client has waited for so long once.",
         status.longest_turn_us as f64 / 1e6,
     );
-    let shards = status.shards.iter().enumerate();
+    let shards = status.shards.iter();
     let shards: Vec<_> = shards
-        .map(|(number, counters)| (label("shard", &number.to_string()), counters))
+        .map(|counters| (label("shard", &counters.number.to_string()), counters))
         .collect();
     page.families(&shards, OF_SHARDS);
     memory(page, status);

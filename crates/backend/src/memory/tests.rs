@@ -235,7 +235,7 @@ fn indexes_have_what_is_not_reserved_and_a_part_that_never_is() {
     assert!(share.index_bytes() >= 10 * MIB, "{}", share.index_bytes());
     assert!(volumes.len() > 70, "{}", volumes.len());
     assert!(!share.is_overdrawn());
-    share.note_index_used(share.index_bytes() + 1);
+    share.note_index_used(0, share.index_bytes() + 1);
     assert!(share.is_overdrawn());
     drop(volumes);
     assert!(!share.is_overdrawn() && share.index_bytes() == 54 * MIB);

@@ -1,21 +1,25 @@
-//! The end of a node: its connections, its volumes, its cache, in this order.
+//! The end of a shard: its connections, its volumes, its cache, in this order. The shard that keeps the cache's SSD tier
+//! closes it after all others have ended.
 //!
 //! ```text
-//!  Connections ──► Volumes ──► Cache ──► ended
-//!                   ▲   │ └──────────────► ended without volumes that hang
+//!  Connections ──► Volumes ──► Others ──► Cache ──► ended
+//!                   ▲   │ └──────┴──────────────────► ended without volumes that hang
 //!                   └───┘ asked again
 //! ```
 //!
 //! | state | waits for | leaves with |
 //! |---|---|---|
 //! | Connections | every client has its last answers, or has had [`STOP_PATIENCE`] | [`Act::CloseVolumes`] |
-//! | Volumes | every volume is closed | [`Act::CloseCache`] |
+//! | Volumes | every volume is closed | |
 //! | | or, without destage, [`CLOSE_PATIENCE`] beyond what the logs' devices may take | [`Act::End`] with [`Hung`] |
+//! | Others | the other shards have ended, if this one keeps the cache | [`Act::CloseCache`] |
+//! | | or one of them has given up volumes | [`Act::End`] with [`Hung`] |
 //! | Cache | the cache is closed | [`Act::End`] |
 //!
 //! Invariants:
-//! 1. The cache closes after the volumes: what a volume still fills or forgets is in what the cache writes last, and a
-//!    cache that is whole says nothing that a log contradicts.
+//! 1. The cache closes after the volumes, those of other shards included: what a volume still fills or forgets is in what
+//!    the cache writes last, and a cache that is whole says nothing that a log contradicts. So it stays open where a volume
+//!    of any shard was given up.
 //! 2. A node that is to destage never gives up a volume by itself; whoever asks again without destage makes it.
 //! 3. A node that gives up a volume has ended as by a crash: the log has everything that was acknowledged as durable.
 //!
@@ -41,8 +45,21 @@ pub struct View {
     pub volumes: usize,
     /// How long the device of a log may take for an answer.
     pub log_patience: Nanos,
+    /// What the shards have come to whose volumes use the cache that this one closes.
+    pub others: Others,
     /// Whether the cache is closed, or its device given up.
     pub is_cache_closed: bool,
+}
+
+/// How far the other shards are, for the one that closes the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// Some still run.
+    Open,
+    /// All have ended with everything closed, or there are none to wait for.
+    Closed,
+    /// All have ended, and some without volumes that hang.
+    Hung,
 }
 
 /// What is to be done.
@@ -73,6 +90,7 @@ enum State {
     Aborted,
     /// When those that are left are given up.
     Volumes(Option<Nanos>),
+    Others,
     Cache,
     Ended,
 }
@@ -107,7 +125,7 @@ impl Stop {
         match self.state {
             State::Connections(at) => Some(at),
             State::Volumes(at) => at,
-            State::Aborted | State::Cache | State::Ended => None,
+            State::Aborted | State::Others | State::Cache | State::Ended => None,
         }
     }
 
@@ -130,10 +148,18 @@ impl Stop {
                 Some(Act::CloseVolumes { destage })
             }
             State::Volumes(_) if view.volumes == 0 => {
-                self.state = State::Cache;
-                Some(Act::CloseCache)
+                self.state = State::Others;
+                self.next(now, view)
             }
             State::Volumes(Some(give_up)) if give_up <= now => Some(self.end(Err(Hung))),
+            State::Others => match view.others {
+                Others::Open => None,
+                Others::Hung => Some(self.end(Err(Hung))),
+                Others::Closed => {
+                    self.state = State::Cache;
+                    Some(Act::CloseCache)
+                }
+            },
             State::Cache if view.is_cache_closed => Some(self.end(Ok(()))),
             State::Volumes(_) | State::Cache | State::Ended => None,
         }
@@ -156,6 +182,7 @@ mod tests {
             connections,
             volumes,
             log_patience: Nanos::from_millis(1_000),
+            others: Others::Closed,
             is_cache_closed: false,
         }
     }
@@ -199,6 +226,29 @@ mod tests {
         assert_eq!(stop.next(Nanos(over.0 - 1), &view(0, 1)), None);
         assert_eq!(stop.next(over, &view(0, 1)), Some(Act::End(Err(Hung))));
         assert_eq!(stop.next(over, &view(0, 0)), None);
+    }
+
+    #[test]
+    fn stop_closes_the_cache_once_the_other_shards_have_ended() {
+        let with = |volumes, others| View {
+            others,
+            ..view(0, volumes)
+        };
+        let mut stop = Stop::begin(START, false);
+        stop.next(START, &with(1, Others::Open)).unwrap();
+        let late = START.plus(Nanos::from_millis(1_000_000));
+        assert_eq!(stop.next(START, &with(0, Others::Open)), None);
+        assert_eq!(
+            stop.next(late, &with(0, Others::Open)),
+            None,
+            "they bound it"
+        );
+        stop.asked_again(late, false);
+        let mut other = stop;
+        let closed = stop.next(late, &with(0, Others::Closed));
+        assert_eq!(closed, Some(Act::CloseCache));
+        let hung = other.next(late, &with(0, Others::Hung));
+        assert_eq!(hung, Some(Act::End(Err(Hung))), "the cache stays open");
     }
 
     #[test]

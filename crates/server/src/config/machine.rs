@@ -13,8 +13,8 @@
 //! 1. What the configuration sets is what it sets.
 //! 2. What was chosen keeps to the relations of [`Config::check`]; where it would not, the least is taken.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::{BY_MACHINE, Config};
 
@@ -43,6 +43,22 @@ impl Machine {
             cache: cache.map(|found| found.len() / MIB),
         }
     }
+}
+
+/// The processors that this process may run on.
+pub fn processors() -> io::Result<Vec<usize>> {
+    // SAFETY: all zeroes is a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes at most the size of the set to it.
+    let result = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let all = 0..libc::CPU_SETSIZE as usize;
+    // SAFETY: the set has a bit for each number below its size.
+    Ok(all
+        .filter(|&number| unsafe { libc::CPU_ISSET(number, &set) })
+        .collect())
 }
 
 /// Memory of the machine, or of the control group that the process is in, if that has less.

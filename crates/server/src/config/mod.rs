@@ -24,7 +24,7 @@ use hdcs_core::cache::Tiering;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, WhenFull};
 use hdcs_device::durability::Durability;
 use hdcs_frontend::access::Allow;
-use value::{LineKib, Listen, Setting, Switch};
+use value::{LineKib, Listen, Processors, Setting, Shards, Switch};
 
 const MIB: u64 = 1 << 20;
 /// The smallest SSD tier.
@@ -207,8 +207,12 @@ settings! {
     /// Whether the threads of the data path ask for the highest priority (nice -20, which needs
     /// CAP_SYS_NICE), so that on a busy machine they never wait for the end of a time slice.
     raise_priority: bool = true, ();
-    /// The processor that the data path's thread keeps to.
-    shard_processor: Option<usize> = None, 0..=(PROCESSORS_MAX - 1);
+    /// Threads of the data path (shards), each with volumes, buffers and a DRAM tier of its own; memory is split between
+    /// them. A volume and its clients are on one of them at a time. Several have no SSD tier. auto: one, which serves what most
+    /// nodes have.
+    shards: Shards = Shards::default(), ();
+    /// The processors that the data path's threads keep to, one for each of `shards`, such as "2,3".
+    shard_processor: Processors = Processors::default(), 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS and certificates of clients.
     nbd_listen: Vec<Listen> = vec![Listen::Unix("nbd.sock".into())], ();
@@ -461,6 +465,9 @@ impl Config {
                 node.cache_ratio_health, node.cache_ratio_max
             ));
         }
+        node.shard_processor
+            .check(node.shards.count())
+            .or_else(refuse)?;
         let has_tls = node.nbd_tls_cert_file.is_some();
         if has_tls != node.nbd_tls_key_file.is_some() {
             return refuse(
@@ -640,9 +647,21 @@ mod tests {
         assert_eq!(config.node.memory_max_mib, 1024);
         assert_eq!(config.volume.persist, Persist::OnWrite);
         assert_eq!(config.node.nbd_listen.len(), 1);
-        assert_eq!(config.node.shard_processor, Some(1));
+        assert_eq!(config.node.shard_processor.numbers(), [1]);
         assert_eq!(config.node.log_durability, Some(Durability::Fdatasync));
         assert_eq!(config.node.cache_line_kib.blocks(), 8);
+    }
+
+    #[test]
+    fn config_of_shards_takes_a_number_and_a_list_of_processors() {
+        let config = parse("shards = \"auto\"").unwrap();
+        assert_eq!(config.node.shards.count(), 1);
+        for processors in ["\"2, 0\"", "[2, 0]", "[\"2\", \"0\"]"] {
+            let text = format!("shards = 2\nshard_processor = {processors}");
+            let config = parse(&text).unwrap();
+            assert_eq!(config.node.shards.count(), 2);
+            assert_eq!(config.node.shard_processor.numbers(), [2, 0], "{text}");
+        }
     }
 
     #[test]
@@ -687,6 +706,15 @@ mod tests {
             ("cache_total_size_mib = 4194305", "from 0 to 4194304"),
             ("shard_processor = 1024", "from 0 to 1023"),
             ("shard_processor = \"any\"", "empty: any"),
+            ("shard_processor = \"1,\"", "empty: any"),
+            ("shard_processor = \"1,1024\"", "from 0 to 1023"),
+            (
+                "shards = 0",
+                "\"auto\" or a whole number from 1 to 64, found 0",
+            ),
+            ("shards = 65", "from 1 to 64"),
+            ("shards = \"all\"", "\"auto\""),
+            ("shards = -1", "\"auto\""),
             (
                 "log_durability = \"fsync\"",
                 "\"measure\", \"dsync\", \"fdatasync\"",
@@ -721,6 +749,19 @@ mod tests {
             ("nbd_tls_cert_file = \"x\"", "belong together"),
             ("nbd_tls_client_ca_file = \"x\"", "needs"),
             ("cache_total_size_mib = 3", "at least 16"),
+            (
+                "shards = 2\nshard_processor = \"1\"",
+                "`shard_processor` names 1 processor for 2 shards",
+            ),
+            (
+                "shard_processor = [\"0\", \"1\"]",
+                "`shard_processor` names 2 processors for 1 shard",
+            ),
+            (
+                "shards = 2\nshard_processor = [1, 1]",
+                "names processor 1 twice",
+            ),
+            ("memory_max_mib = 256\nshards = 64", "by 64 shards"),
             ("dirty_ratio_min = 80", "must be below"),
             ("cache_ratio_max = 80", "must not be above"),
             ("cache_total_size_mib = 1000000", "memory_max_mib"),

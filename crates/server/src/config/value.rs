@@ -23,9 +23,13 @@ pub fn from_toml(value: &toml::Value) -> Result<Value, String> {
         toml::Value::Array(items) => Value::List(
             items
                 .iter()
-                .map(|item| item.as_str().map(str::to_owned))
+                .map(|item| match item {
+                    toml::Value::String(text) => Some(text.clone()),
+                    toml::Value::Integer(number) => Some(number.to_string()),
+                    _ => None,
+                })
                 .collect::<Option<_>>()
-                .ok_or("a list that holds something other than strings")?,
+                .ok_or("a list that holds something other than strings and whole numbers")?,
         ),
         toml::Value::Float(number) => return Err(format!("the fraction {number}")),
         toml::Value::Datetime(date) => return Err(format!("the date {date}")),
@@ -237,25 +241,116 @@ impl Setting for LineKib {
     }
 }
 
-/// A number, or nothing: any.
-impl Setting for Option<usize> {
-    type Bounds = RangeInclusive<usize>;
-    fn expects(bounds: &Self::Bounds) -> String {
-        let (start, end) = (bounds.start(), bounds.end());
-        format!("a whole number from {start} to {end}; empty: any")
+/// How many threads the data path has; nothing: as many as are best, which is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shards(Option<usize>);
+
+impl Shards {
+    /// More than any machine makes use of.
+    pub const MAX: usize = 64;
+    const AUTO: &'static str = "auto";
+
+    /// So many.
+    #[cfg(test)]
+    pub const fn of(count: usize) -> Self {
+        Self(Some(count))
     }
-    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
+
+    /// How many that is.
+    pub fn count(self) -> usize {
+        self.0.unwrap_or(1)
+    }
+}
+
+impl Setting for Shards {
+    type Bounds = ();
+    fn expects((): &()) -> String {
+        format!(
+            "\"{}\" or a whole number from 1 to {}",
+            Self::AUTO,
+            Self::MAX
+        )
+    }
+    fn accept(value: &Value, (): &()) -> Option<Self> {
         match value {
-            Value::Text(text) if text.is_empty() => Some(None),
+            Value::Text(text) if text == Self::AUTO => Some(Self(None)),
             Value::Int(number) => {
                 let number = usize::try_from(*number).ok();
-                number.filter(|n| bounds.contains(n)).map(Some)
+                let number = number.filter(|number| (1..=Self::MAX).contains(number));
+                number.map(|number| Self(Some(number)))
             }
             _ => None,
         }
     }
     fn value(&self) -> Value {
-        self.map_or(Value::Text(String::new()), |number| (number as u64).value())
+        self.0.map_or(Value::Text(Self::AUTO.to_owned()), |number| {
+            (number as u64).value()
+        })
+    }
+}
+
+/// Processors, one for each thread of the data path; none: any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Processors(Vec<usize>);
+
+impl Processors {
+    /// By the numbers of threads; empty: they keep to none.
+    pub fn numbers(&self) -> &[usize] {
+        &self.0
+    }
+
+    /// Refuse what does not fit so many shards.
+    pub(super) fn check(&self, shards: usize) -> Result<(), String> {
+        let count = self.0.len();
+        if count != 0 && count != shards {
+            let (more, s) = (
+                if count > 1 { "s" } else { "" },
+                if shards > 1 { "s" } else { "" },
+            );
+            return Err(format!(
+                "`shard_processor` names {count} processor{more} for {shards} shard{s} (`shards`): name one for each, or \
+                 none"
+            ));
+        }
+        let twice =
+            (self.0.iter().enumerate()).find(|(place, number)| self.0[..*place].contains(number));
+        match twice {
+            Some((_, number)) => Err(format!(
+                "`shard_processor` names processor {number} twice: a shard needs one for itself"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Setting for Processors {
+    type Bounds = RangeInclusive<usize>;
+    fn expects(bounds: &Self::Bounds) -> String {
+        let (start, end) = (bounds.start(), bounds.end());
+        format!(
+            "a whole number from {start} to {end}, or several with commas between in quotes; empty: any"
+        )
+    }
+    fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
+        let number = |text: &str| {
+            let number = text.trim().parse().ok();
+            number.filter(|number| bounds.contains(number))
+        };
+        let numbers: Option<Vec<usize>> = match value {
+            Value::Text(text) if text.is_empty() => Some(Vec::new()),
+            Value::Text(text) => text.split(',').map(number).collect(),
+            Value::List(items) => items.iter().map(|item| number(item)).collect(),
+            Value::Int(one) => number(&one.to_string()).map(|one| vec![one]),
+            Value::Bool(_) => None,
+        };
+        numbers.map(Self)
+    }
+    fn value(&self) -> Value {
+        if let [number] = self.0[..] {
+            return (number as u64).value();
+        }
+        let numbers: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        Value::Text(numbers.join(","))
     }
 }
 

@@ -13,6 +13,7 @@ mod cache_at;
 mod description;
 pub mod link;
 pub mod node;
+pub mod node_report;
 pub mod serve;
 pub mod view;
 

@@ -32,6 +32,7 @@ use hdcs_backend::memory::Share;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, SsdConfig};
 use hdcs_device::ring::RingConfig;
+use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::access::Peer;
 use hdcs_frontend::nbd::tls::{self, Certificates};
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};
@@ -43,7 +44,7 @@ use super::link::{DataPath, ask};
 use super::node::{Node, lock};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
 use crate::config::budget::Budget;
-use crate::config::machine::Machine;
+use crate::config::machine::{self, Machine};
 use crate::config::value::Listen;
 use crate::config::{Config, ConfigError, NodeSettings};
 use crate::data_dir::{DataDir, DataDirError};
@@ -53,8 +54,8 @@ use crate::shard::cache_place::CachePlace;
 use crate::shard::command::{Command, SessionFactory, Transport};
 use crate::shard::places::Places;
 use crate::shard::{
-    self, ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, CacheDevice, ConnectionLimits, SendError, ShardConfig,
-    ShardError, ShardHandle,
+    self, ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, CacheDevice, ConnectionLimits, Peers, SendError,
+    ShardConfig, ShardError, Shards,
 };
 use crate::{abort_report, acceptor, descriptors, logging};
 
@@ -129,16 +130,41 @@ pub enum ServeError {
     Hurried,
 }
 
-impl DataPath for ShardHandle {
-    fn send(&self, command: Command) -> bool {
-        match Self::send(self, command) {
-            Ok(()) => true,
-            Err(error @ SendError::Busy(_)) => {
-                tracing::warn!("{error}");
-                false
-            }
-            Err(SendError::Stopped(_)) => false,
+/// Whether a command was taken.
+fn taken(sent: Result<(), SendError>) -> bool {
+    match sent {
+        Ok(()) => true,
+        Err(error @ SendError::Busy(_)) => {
+            tracing::warn!("{error}");
+            false
         }
+        Err(SendError::Stopped(_)) => false,
+    }
+}
+
+impl DataPath for Shards {
+    fn send(&self, command: Command) -> bool {
+        taken(Self::send(self, command))
+    }
+
+    fn shards(&self) -> usize {
+        self.count()
+    }
+
+    fn send_to(&self, shard: usize, command: Command) -> bool {
+        taken(Self::send_to(self, shard, command))
+    }
+
+    fn is_stopping(&self) -> bool {
+        Self::is_stopping(self)
+    }
+
+    fn shard_of(&self, volume: VolumeNumber) -> Option<usize> {
+        Self::shard_of(self, volume)
+    }
+
+    fn note(&self, shard: usize, cpu: Duration, connections: usize) {
+        Self::note(self, shard, cpu, connections);
     }
 }
 
@@ -155,7 +181,7 @@ struct Listeners {
     control_path: PathBuf,
     metrics: Option<TcpListener>,
     certificates: Option<Arc<Certificates>>,
-    shard: Arc<ShardHandle>,
+    shards: Arc<Shards>,
 }
 
 impl Listeners {
@@ -222,7 +248,7 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     );
     // The lock is held for as long as this is.
     let dir = Arc::new(Mutex::new(dir));
-    let (node, listeners, thread) = match prepare(config, &dir, &events) {
+    let (node, listeners, threads) = match prepare(config, &dir, &events) {
         Ok(prepared) => prepared,
         Err(error) => {
             let event = Event::new("start", Outcome::Failed, "node").what(version);
@@ -234,7 +260,7 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     let event = Event::new("start", Outcome::Done, "node").what(version);
     events.note(event.why(before));
     let sockets = listeners.files();
-    let serving = serve(&node, listeners, hangup, &mut told, thread);
+    let serving = serve(&node, listeners, hangup, &mut told, threads);
     let result = runtime.block_on(serving);
     runtime.shutdown_timeout(Duration::from_secs(1));
     let event = match &result {
@@ -257,33 +283,39 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     result
 }
 
-/// Bind the sockets and start the shard.
+/// The shards' threads.
+type Threads = Vec<JoinHandle<()>>;
+
+/// Bind the sockets and start the shards.
 fn prepare(
     config: Config,
     dir: &Arc<Mutex<DataDir>>,
     events: &Events,
-) -> Result<(Arc<Node>, Listeners, JoinHandle<()>), ServeError> {
+) -> Result<(Arc<Node>, Listeners, Threads), ServeError> {
     let certificates = certificates(&config.node)?;
     let layout = lock(dir).layout().clone();
     let nbd = bind_nbd(&config.node, &layout)?;
     let control = bind_unix(&layout.control_socket(), true)?;
     let metrics = config.node.metrics_listen.map(bind_metrics).transpose()?;
     let budget = Budget::of(&config.node, &config.volume)?;
-    if config.node.cache_total_size_mib == 0 {
+    check_processors(config.node.shard_processor.numbers())?;
+    if config.node.cache_total_size_mib == 0 || budget.shards > 1 {
         // A cache that is left out misses what is written now: what it holds must never count again.
         lock(dir).renew_cache_uuid()?;
     }
-    let memory = Share::new(budget.volumes_bytes);
+    if config.node.cache_total_size_mib > 0 && budget.shards > 1 {
+        tracing::warn!("`shards` is {}: the SSD tier is left out", budget.shards);
+    }
+    let memory = Share::of_shards(budget.volumes_bytes, budget.shards);
     let recorder = events.recorder();
-    let shard_config = shard_config(&config.node, &budget, dir, Arc::clone(&memory), recorder);
-    let (shard, thread) = shard::start(shard_config)?;
-    let shard = Arc::new(shard);
+    let shard_configs = shard_configs(&config.node, &budget, dir, &memory, &recorder);
+    let (shards, threads) = shard::start_all(shard_configs)?;
     let listen = nbd.iter().map(|bound| bound.address.to_string()).collect();
     let node = Node::new(
         config,
         (budget, memory),
         Arc::clone(dir),
-        Arc::<ShardHandle>::clone(&shard),
+        Arc::<Shards>::clone(&shards),
         listen,
         certificates.clone(),
         events.clone(),
@@ -294,9 +326,9 @@ fn prepare(
         control_path: layout.control_socket(),
         metrics,
         certificates,
-        shard,
+        shards,
     };
-    Ok((Arc::new(node), listeners, thread))
+    Ok((Arc::new(node), listeners, threads))
 }
 
 async fn serve(
@@ -304,7 +336,7 @@ async fn serve(
     listeners: Listeners,
     mut hangup: Signal,
     told: &mut Told,
-    thread: JoinHandle<()>,
+    threads: Threads,
 ) -> Result<(), ServeError> {
     let Listeners {
         nbd,
@@ -312,12 +344,12 @@ async fn serve(
         control_path: socket,
         metrics,
         certificates,
-        shard,
+        shards,
     } = listeners;
     let at = |what| move |source| ServeError::System { what, source };
     tokio::select! {
         opened = node.open_all() => opened?,
-        () = told.times(1) => return finish(node, told, tokio::spawn(tick(Arc::clone(node), thread))).await,
+        () = told.times(1) => return finish(node, told, tokio::spawn(tick(Arc::clone(node), threads))).await,
     }
     let mut ready = vec![format!("hdcs: ready, data {}", node.root().display())];
     let mut doors = Vec::new();
@@ -351,7 +383,7 @@ async fn serve(
                 time_max: Duration::from_millis(settings.nbd_handshake_max_ms),
             };
             let recorder = node.events().recorder();
-            let started = acceptor::start(doors, certificates, limits, shard, recorder);
+            let started = acceptor::start(doors, certificates, limits, shards, recorder);
             Some(started.map_err(at("the thread of TLS handshakes"))?)
         }
         None => None,
@@ -385,7 +417,7 @@ async fn serve(
     let scraped = Server::new(scraped, METRICS_TIME_MAX, recorder());
     let mut at_control = Accepting::new(format!("control {}", socket.display()), recorder());
     let mut at_metrics = Accepting::new("metrics_listen".to_owned(), recorder());
-    let mut ticking = tokio::spawn(tick(Arc::clone(node), thread));
+    let mut ticking = tokio::spawn(tick(Arc::clone(node), threads));
     loop {
         tokio::select! {
             () = told.times(1) => break,
@@ -400,7 +432,7 @@ async fn serve(
                     audit::note_signal(&node, "reload", "signal SIGHUP", result);
                 });
             }
-            // It ends with the shard alone.
+            // It ends with a shard alone.
             _ = &mut ticking => return Err(ServeError::DataPathEnded),
             accepted = accept_unix(&api, &control, &mut at_control) => {
                 if let Some(stream) = accepted {
@@ -420,14 +452,14 @@ async fn serve(
     finish(node, told, ticking).await
 }
 
-/// Stop, and wait for the shard to end.
+/// Stop, and wait for the shards to end.
 async fn finish(
     node: &Node,
     told: &mut Told,
     ticking: tokio::task::JoinHandle<()>,
 ) -> Result<(), ServeError> {
     stop(node, told).await?;
-    // It has answered that everything is closed, and is about to end, unless the kernel holds up its last requests.
+    // They have answered that everything is closed, and are about to end, unless the kernel holds up their last requests.
     if tokio::time::timeout(HANG_TIME_MAX, ticking).await.is_err() {
         tracing::warn!(
             "a device does not answer: the data path is left as it is, with everything closed"
@@ -437,12 +469,20 @@ async fn finish(
     Ok(())
 }
 
-/// Do what is due every second, until the shard has ended.
-async fn tick(node: Arc<Node>, shard: JoinHandle<()>) {
+/// Do what is due every second, until a shard has ended, or all if the node stops.
+async fn tick(node: Arc<Node>, shards: Threads) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut ticks, mut volumes) = (0, 0);
-    while !shard.is_finished() {
+    let has_ended = || {
+        let mut shards = shards.iter();
+        if node.path().is_stopping() {
+            shards.all(JoinHandle::is_finished)
+        } else {
+            shards.any(JoinHandle::is_finished)
+        }
+    };
+    while !has_ended() {
         tick.tick().await;
         logging::say_dropped();
         // A look at very many volumes is not free, and not needed every second.
@@ -720,13 +760,31 @@ fn bind_unix(path: &Path, is_locked: bool) -> Result<UnixListener, ServeError> {
     Ok(listener)
 }
 
-fn shard_config(
+/// Refuse processors that this process cannot run on.
+fn check_processors(wanted: &[usize]) -> Result<(), ServeError> {
+    let allowed = machine::processors().map_err(|source| ServeError::System {
+        what: "the processors that it may run on",
+        source,
+    })?;
+    let Some(number) = wanted.iter().find(|number| !allowed.contains(number)) else {
+        return Ok(());
+    };
+    let allowed: Vec<String> = allowed.iter().map(usize::to_string).collect();
+    let why = format!(
+        "`shard_processor` names processor {number}, which is not there for this process: it has {}",
+        allowed.join(", ")
+    );
+    Err(ServeError::Config(ConfigError::Relation(why)))
+}
+
+/// What each shard is made of. Several have no SSD tier, as long as each would need one for itself.
+fn shard_configs(
     node: &NodeSettings,
     budget: &Budget,
     dir: &Arc<Mutex<DataDir>>,
-    volumes: Arc<Share>,
-    events: Recorder,
-) -> ShardConfig {
+    volumes: &Arc<Share>,
+    events: &Recorder,
+) -> Vec<ShardConfig> {
     let place = CacheAt::configured(node, dir);
     let ssd = place.as_ref().map(|place| SsdConfig {
         bytes: place.bytes,
@@ -734,9 +792,11 @@ fn shard_config(
         uuid: place.identity(),
         line_blocks: node.cache_line_kib.blocks(),
     });
-    ShardConfig {
+    let first = ShardConfig {
+        number: 0,
+        peers: Arc::new(Peers::of(1)),
         cache: CacheConfig {
-            dram_blocks: budget.dram_blocks(),
+            dram_blocks: budget.shard_dram_blocks(),
             ssd,
             ssd_answer_max: Nanos::from_millis(node.cache_answer_max_ms),
         },
@@ -750,22 +810,33 @@ fn shard_config(
             place: Arc::new(place),
             retry: Nanos::from_millis(node.cache_retry_ms),
         }),
-        pool_bytes: budget.pool_bytes as usize,
+        pool_bytes: budget.shard_pool_bytes() as usize,
         ring: RingConfig {
             writer_threads: node.log_writer_threads as usize,
             raise_priority: node.raise_priority,
             ..RingConfig::default()
         },
         durability: node.log_durability,
-        processor: node.shard_processor,
+        processor: None,
         connections: ConnectionLimits {
             count_max: node.nbd_connections_max as usize,
             handshake_max: Nanos::from_millis(node.nbd_handshake_max_ms),
             stall_max: Nanos::from_millis(node.nbd_stall_max_ms),
             rate_min_bytes: node.nbd_rate_min_kib_s << 10,
-            heap_bytes: budget.connections_bytes,
+            heap_bytes: budget.shard_connections_bytes(),
         },
-        volumes,
-        events,
-    }
+        volumes: Arc::clone(volumes),
+        events: events.clone(),
+    };
+    let processors = node.shard_processor.numbers();
+    let shard = |number: usize| {
+        let mut config = first.clone();
+        config.processor = processors.get(number).copied();
+        if budget.shards > 1 {
+            config.cache.ssd = None;
+            config.cache_device = None;
+        }
+        config
+    };
+    (0..budget.shards).map(shard).collect()
 }

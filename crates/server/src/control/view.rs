@@ -16,9 +16,10 @@ use hdcs_core::node::qos::QosStats;
 use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats, WhenFull};
 use hdrhistogram::Histogram;
 
+use super::node_report::{NodeReport, ShardPart};
 use crate::catalogue::PinnedRange;
 use crate::config::value::Word;
-use crate::shard::command::{ShardReport, VolumeReport};
+use crate::shard::command::VolumeReport;
 use crate::shard::counts::LoopReport;
 
 /// The word for a phase.
@@ -355,14 +356,19 @@ fn spans(counts: &SpanCounts) -> SpanCounters {
 }
 
 /// What a thread of the data path has done.
-pub fn shard(report: &LoopReport) -> ShardCounters {
+pub fn shard(part: &ShardPart) -> ShardCounters {
     let micros = |time: Duration| time.as_micros() as u64;
     let LoopReport {
         shard,
         ring,
         thread,
-    } = report;
+    } = &part.counts;
     ShardCounters {
+        number: part.number as u64,
+        processor: part.processor.map(|number| number as u64),
+        volumes: part.volumes as u64,
+        connections: part.connections as u64,
+        longest_turn_us: part.longest_turn.as_micros(),
         turns: shard.turns,
         wakeups: thread.wakeups,
         enters: ring.enters,
@@ -516,7 +522,7 @@ pub const fn ssd_state(state: SsdState) -> &'static str {
 }
 
 /// Why the SSD tier is offline, and what to do.
-fn ssd_reason(report: &ShardReport) -> Option<String> {
+fn ssd_reason(report: &NodeReport) -> Option<String> {
     if report.cache.ssd_state != SsdState::Offline {
         return None;
     }
@@ -545,7 +551,7 @@ fn ssd_reason(report: &ShardReport) -> Option<String> {
 }
 
 /// The read cache.
-pub fn cache(report: &ShardReport) -> Cache {
+pub fn cache(report: &NodeReport) -> Cache {
     let stats: &CacheStats = &report.cache;
     let block = BLOCK_BYTES as u64;
     Cache {

@@ -43,6 +43,7 @@ fn page_of(has_all: bool) -> String {
             ..VolumeBenefit::default()
         }),
         connections: 0,
+        shard: None,
         settings: std::collections::BTreeMap::new(),
         overridden: Vec::new(),
         counters: open.then(|| Counters {
@@ -66,6 +67,7 @@ fn page_of(has_all: bool) -> String {
         uptime_ms: 1500,
         rss_bytes: 1,
         log_lines_dropped: 0,
+        shards_up: vec![true],
         status: Some(status),
         volumes: vec![volume("a", true), volume("b", false)],
     })
@@ -78,10 +80,11 @@ fn metrics_of_a_silent_shard_are_what_is_known_without_it() {
         uptime_ms: 1500,
         rss_bytes: 1,
         log_lines_dropped: 3,
+        shards_up: vec![false],
         status: None,
         volumes: Vec::new(),
     });
-    assert!(page.contains("\nhdcs_shard_up 0\n"), "{page}");
+    assert!(page.contains("\nhdcs_shard_up{shard=\"0\"} 0\n"), "{page}");
     assert!(
         page.contains("\nhdcs_log_lines_dropped_total 3\n"),
         "{page}"

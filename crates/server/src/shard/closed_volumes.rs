@@ -14,6 +14,7 @@ use hdcs_device::file::Device;
 
 use super::ciphered_log::CipheredLog;
 use super::command::VolumeSpec;
+use super::residents::Residence;
 use super::served::Served;
 use super::state::ShardState;
 
@@ -31,6 +32,8 @@ pub struct ClosedVolume {
     cache_reads: usize,
     /// The volume has its index until it goes.
     _memory: Arc<VolumeMemory>,
+    /// Whoever opens it again asks this shard, which knows what is in the way.
+    _residence: Residence,
 }
 
 impl ClosedVolume {
@@ -45,6 +48,7 @@ impl ClosedVolume {
             log_operations: served.log_operations,
             cache_reads: served.cache_reads,
             _memory: served.memory,
+            _residence: served.residence,
         }
     }
 

@@ -29,6 +29,7 @@ use tokio::sync::oneshot;
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
 use super::places::Place;
+use super::residents::Residence;
 use crate::data_dir::dirty::{Left, LogIdentity};
 use crate::scrub;
 
@@ -113,6 +114,10 @@ pub struct VolumeSpec {
     pub admission: Arc<dyn Admission>,
     /// Memory that is reserved for it.
     pub memory: Arc<VolumeMemory>,
+    /// The shard that is to open it, if somebody has said so.
+    pub shard: Option<usize>,
+    /// Its stay there; whoever sends the command notes it.
+    pub residence: Residence,
 }
 
 impl VolumeSpec {
@@ -148,6 +153,8 @@ pub type Latencies = Option<Arc<hdrhistogram::Histogram<u64>>>;
 pub struct VolumeReport {
     /// Its name.
     pub name: String,
+    /// Its shard.
+    pub shard: usize,
     /// Where it is in its life.
     pub phase: Phase,
     /// Which of the five states.
@@ -193,6 +200,10 @@ pub struct VolumeReport {
 /// One shard as a whole.
 #[derive(Clone, Debug)]
 pub struct ShardReport {
+    /// Which one of the node's shards it is.
+    pub number: usize,
+    /// The processor that it keeps to, if it does.
+    pub processor: Option<usize>,
     /// Its volumes, by name.
     pub volumes: Vec<VolumeReport>,
     /// Its read cache.
@@ -474,4 +485,53 @@ pub enum Command {
         /// When everything is closed.
         answer: Answer<Vec<ClosedReport>>,
     },
+}
+
+/// Whom a command concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concern {
+    /// The shard that has this volume.
+    Volume(VolumeNumber),
+    /// The shard that is to have a volume.
+    Opening,
+    /// One shard, which accepts clients.
+    Listener,
+    /// One shard, which serves a client.
+    Client,
+    /// All shards.
+    All,
+    /// All shards, each of which gives an answer of its own.
+    Each,
+}
+
+impl Command {
+    /// Whom it concerns.
+    pub fn concerns(&self) -> Concern {
+        match self {
+            Self::Listen { .. } => Concern::Listener,
+            Self::Adopt(_) => Concern::Client,
+            Self::EndRevoked | Self::Explain(..) => Concern::All,
+            Self::Forget(..) | Self::Report(_) | Self::Stop { .. } => Concern::Each,
+            Self::Open(..) => Concern::Opening,
+            Self::Reconfigure(config, _) => Concern::Volume(VolumeNumber(config.number)),
+            Self::GiveUpOpening(volume, _)
+            | Self::Close { volume, .. }
+            | Self::DestageAll(volume, _)
+            | Self::CancelDestageAll(volume, _)
+            | Self::Resize(volume, ..)
+            | Self::Grow(volume, ..)
+            | Self::Snapshot(volume, ..)
+            | Self::CancelSnapshot(volume, _)
+            | Self::SetQos(volume, ..)
+            | Self::SetAllow(volume, ..)
+            | Self::Promote(volume, ..)
+            | Self::Pin(volume, ..)
+            | Self::WarmUp(volume, ..)
+            | Self::WarmUpLike { volume, .. }
+            | Self::Heat(volume, _)
+            | Self::Evict(volume, ..)
+            | Self::Scrub(volume, ..)
+            | Self::VerifyHome(volume, ..) => Concern::Volume(*volume),
+        }
+    }
 }

@@ -23,7 +23,6 @@ use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::{Ending, VolumeNumber};
 
-use super::ACCEPT_FAULT_PERIOD;
 use super::ciphered_log::CipheredLog;
 use super::clients::REVOKED;
 use super::command::{
@@ -34,10 +33,12 @@ use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
+use super::residents::Residence;
 use super::served::{Listed, Served};
 use super::state::ShardState;
 use super::turn::{Listener, NEVER, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
+use super::{ACCEPT_FAULT_PERIOD, ShardConfig};
 use crate::data_dir::dirty::Left;
 use crate::log_limit::LogLimit;
 
@@ -222,7 +223,11 @@ impl Shard {
         };
         let opened = match *opened {
             Ok(opened) => opened,
-            Err(error) => return tell(answer, Err(error)),
+            Err(error) => {
+                // Before anybody can ask for it again.
+                drop(spec);
+                return tell(answer, Err(error));
+            }
         };
         let identity = opened.backend.identity();
         let backend = opened.backend.build();
@@ -278,6 +283,7 @@ impl Shard {
             held: Vec::new(),
             latencies: Default::default(),
             memory: spec.memory,
+            residence: spec.residence,
         });
         state.numbers.insert(number, slot);
         state.perform(slot);
@@ -295,6 +301,11 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
+        if self.config.peers.count() > 1 && self.stopping.is_none() {
+            // It may be written on another shard before it comes back to this one.
+            self.state.cache.forget_in_dram(served.number.0);
+            self.state.cache_touched = true;
+        }
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
         self.state.due.set(slot, NEVER);
@@ -334,10 +345,15 @@ impl Shard {
                 "closed while the device of its write log does not answer: its log is in use until it does"
             );
         }
+        let is_owed = served.is_owed();
+        if !is_owed {
+            // Before anybody can ask for it again.
+            served.residence = Residence::default();
+        }
         for answer in std::mem::take(&mut served.closing) {
             tell(answer, Ok(left));
         }
-        if served.is_owed() {
+        if is_owed {
             self.state.keep_closed(slot, served);
         } else {
             self.state.forget_ciphers(&served.volume);
@@ -447,12 +463,15 @@ impl Shard {
                     .iter()
                     .filter(|(_, connection)| connection.volume() == Some(served.number));
                 let qos = state.requests.scheduler.stats(state.now, served.flow);
-                served.report(state.now, connections.count(), qos, &state.cache)
+                let shard = self.config.number;
+                served.report(state.now, shard, connections.count(), qos, &state.cache)
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let cache = state.cache.stats();
         ShardReport {
+            number: self.config.number,
+            processor: self.config.processor,
             volumes,
             cache_state_age: state.now.since(cache.ssd_since),
             cache,
@@ -519,6 +538,7 @@ impl Shard {
                 connections: self.connections.len(),
                 volumes: state.volumes.len(),
                 log_patience: log_patience.max().unwrap_or(Nanos(0)),
+                others: self.config.peers.others(self.config.number),
                 is_cache_closed: state.cache.is_closed()
                     && (state.cache_operations == 0 || given_up),
             };
@@ -561,16 +581,21 @@ impl Shard {
         let Some(stopping) = self.stopping.take() else {
             return;
         };
-        let result = result.map(|()| stopping.closed).map_err(|Hung| {
-            let volumes = self.state.volumes.iter();
-            let names: Vec<&str> = volumes.map(|(_, served)| &*served.name).collect();
+        let ShardConfig { number, peers, .. } = &self.config;
+        peers.note_end(*number, result.is_ok());
+        let volumes = self.state.volumes.iter();
+        let names: Vec<&str> = volumes.map(|(_, served)| &*served.name).collect();
+        // Where none is left here, it was a volume of another shard, which says so.
+        let result = if result.is_ok() || names.is_empty() {
+            Ok(stopping.closed)
+        } else {
             let names = names.join(", ");
             tracing::warn!(volumes = names, "stopped without closing volumes that hang");
-            format!(
+            Err(format!(
                 "these volumes did not close in time: {names}; their backend hangs, or the device of \
                  their write log, and their logs are replayed at the next start"
-            )
-        });
+            ))
+        };
         for answer in stopping.answers {
             tell(answer, result.clone());
         }

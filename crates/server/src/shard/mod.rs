@@ -3,6 +3,8 @@
 //! Its loop: reap a batch of completions, step the state machines, poll them once, submit the
 //! batch of their actions. Other threads reach it through [`ShardHandle`] alone.
 //!
+//! A node has one or several ([`group`]), which share nothing but what [`peers`] says.
+//!
 //! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
 //! into pieces, [`pinning`] asks for what stays in the cache, [`heat`] for what is hot in it, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
@@ -20,15 +22,18 @@ mod connection;
 mod control;
 pub mod counts;
 mod due;
+pub mod group;
 mod heat;
 mod identity;
 mod jobs;
 mod leavers;
 mod opening;
+mod peers;
 mod pinning;
 pub mod places;
 mod readmission;
 mod requests;
+mod residents;
 mod resizing;
 mod scrub;
 mod served;
@@ -48,6 +53,7 @@ use std::time::Duration;
 use cache_place::CachePlace;
 use command::Command;
 pub use connection::{ConnectionLimits, prepare_tcp};
+pub use group::{Shards, start_all};
 use hdcs_backend::memory::Share;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, Tiering};
@@ -55,6 +61,8 @@ use hdcs_core::node::stop::{CLOSE_PATIENCE, STOP_PATIENCE};
 use hdcs_device::durability::Durability;
 use hdcs_device::ring::RingConfig;
 use hdcs_device::worker::Waker;
+pub use peers::Peers;
+pub use residents::Residence;
 use thiserror::Error;
 pub use visits::note_accepting;
 
@@ -90,6 +98,10 @@ impl std::fmt::Debug for CacheDevice {
 /// What a shard is made of.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
+    /// Which one of the node's shards it is.
+    pub number: usize,
+    /// All of them.
+    pub peers: Arc<Peers>,
     /// The read cache's sizes; its SSD tier is on the device below.
     pub cache: CacheConfig,
     /// How full its SSD tier becomes.
@@ -162,6 +174,15 @@ impl ShardHandle {
     }
 }
 
+/// How a shard's thread is called.
+fn thread_name(number: usize, count: usize) -> String {
+    if count == 1 {
+        "hdcs-shard".to_owned()
+    } else {
+        format!("hdcs-shard-{number}")
+    }
+}
+
 /// Start a shard. The thread ends after [`Command::Stop`].
 pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), ShardError> {
     let cache_start = match &config.cache_device {
@@ -175,7 +196,7 @@ pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), Shard
     let (commands, queue) = sync_channel(COMMANDS_MAX);
     let (ready, made) = sync_channel(1);
     let thread = std::thread::Builder::new()
-        .name("hdcs-shard".into())
+        .name(thread_name(config.number, config.peers.count()))
         .spawn(move || {
             // Everything with an `Rc` is made here, on the thread that keeps it.
             match turn::Shard::new(config, cache_start, queue) {

@@ -21,6 +21,7 @@ use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, Latencies, OpenFailure, OpenedAs, VolumeReport};
+use super::residents::Residence;
 use super::resizing::Resizing;
 use super::snapshots::Snapshotting;
 use crate::data_dir::dirty::{Amount, Left, LogIdentity};
@@ -167,6 +168,8 @@ pub struct Served {
     pub latencies: [Latencies; 3],
     /// Memory that is reserved for it.
     pub memory: Arc<VolumeMemory>,
+    /// Its stay on this shard.
+    pub residence: Residence,
 }
 
 impl Served {
@@ -332,6 +335,7 @@ impl Served {
     pub fn report(
         &self,
         now: Nanos,
+        shard: usize,
         connections: usize,
         qos: QosStats,
         cache: &ReadCache,
@@ -339,6 +343,7 @@ impl Served {
         let [read_latency, write_latency, flush_latency] = self.latencies.clone();
         VolumeReport {
             name: self.name.clone(),
+            shard,
             phase: self.volume.phase(),
             state: self.state(),
             trouble: self

@@ -67,10 +67,12 @@ pub struct ShardState {
     pub actions: Vec<Action>,
     pub completions: Vec<Completion>,
     pub shares: ClientShares,
-    /// Memory for the indexes of all write logs.
+    /// Memory for the indexes of this shard's write logs.
     pub index_budget: Rc<IndexBudget>,
     /// What of that others reserve, and are told.
     pub memory: Arc<Share>,
+    /// What they were told that the indexes have.
+    pub index_noted: u64,
     pub now: Nanos,
 }
 
@@ -594,8 +596,10 @@ impl ShardState {
         touched.clear();
         self.touched = touched;
         // Memory for indexes may have become less, or more: volumes that hold some, or wait for some, look at it again.
-        self.index_budget.set_total(self.memory.index_bytes());
-        self.memory.note_index_used(self.index_budget.used());
+        self.index_budget.set_total(self.memory.shard_index_bytes());
+        let (before, used) = (self.index_noted, self.index_budget.used());
+        self.memory.note_index_used(before, used);
+        self.index_noted = used;
         if self.index_budget.has_changed() {
             let volumes = self.volumes.iter();
             let follow = volumes.filter(|(_, served)| sharing::follows_budget(&served.volume));

@@ -246,8 +246,9 @@ impl Shard {
                 config.pool_bytes as u64 / CLIENTS_SHARE,
                 config.connections.heap_bytes,
             ),
-            index_budget: IndexBudget::new(config.volumes.index_bytes()),
+            index_budget: IndexBudget::new(config.volumes.shard_index_bytes()),
             memory: Arc::clone(&config.volumes),
+            index_noted: 0,
             now: Nanos(0),
         };
         state.perform_cache();
@@ -288,6 +289,9 @@ impl Shard {
     /// Turn until it has stopped.
     pub fn run(mut self) {
         self.turn_until_stopped();
+        // One that was stopped has said how it ended.
+        let ShardConfig { number, peers, .. } = &self.config;
+        peers.note_end(*number, false);
         if !self.state.ring.quiesce() {
             // The kernel may still write to their buffers, however long it takes.
             std::mem::forget(std::mem::take(&mut self.connections));

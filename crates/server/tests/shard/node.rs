@@ -24,7 +24,9 @@ use hdcs_server::shard::cache_place::CachePlace;
 use hdcs_server::shard::command::{
     Admission, Answer, Command, OpenFailure, SessionFactory, ShardReport, VolumeReport, VolumeSpec,
 };
-use hdcs_server::shard::{CacheDevice, ConnectionLimits, ShardConfig, ShardHandle, start};
+use hdcs_server::shard::{
+    CacheDevice, ConnectionLimits, Peers, Residence, ShardConfig, ShardHandle, start,
+};
 use tokio::sync::oneshot;
 
 use crate::client::Client;
@@ -79,6 +81,8 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         allow: hdcs_frontend::access::Allow::default(),
         admission: std::sync::Arc::new(Welcome),
         memory: hdcs_backend::memory::VolumeMemory::unlimited(64 << 20),
+        shard: None,
+        residence: Residence::default(),
         qos: hdcs_core::node::qos::Qos::default(),
         config,
     }
@@ -134,6 +138,8 @@ impl Node {
             line_blocks: 4,
         });
         let config = ShardConfig {
+            number: 0,
+            peers: Arc::new(Peers::of(1)),
             cache: CacheConfig {
                 dram_blocks,
                 ssd,

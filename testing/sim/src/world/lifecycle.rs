@@ -8,7 +8,7 @@ use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 use hdcs_core::local::Event as StoreEvent;
 use hdcs_core::log::budget::IndexBudget;
-use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Stop, View};
+use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Others, Stop, View};
 use hdcs_core::volume::sharing;
 
 use super::{
@@ -478,6 +478,7 @@ impl World {
                     .filter(|volume| volume.phase() != Phase::Closed)
                     .count(),
                 log_patience: answers.max().unwrap_or(Nanos(0)),
+                others: Others::Closed,
                 is_cache_closed: node.cache().is_closed(),
             };
             match stop.next(self.engine.now(), &view) {

@@ -48,6 +48,27 @@ fn cache_serves_lines_from_memory_and_medium() {
 }
 
 #[test]
+fn cache_forgets_in_dram_what_changes_elsewhere_and_nothing_else() {
+    let mut rig = Rig::new(REGION);
+    rig.config.dram_blocks = 64;
+    rig.restart();
+    rig.fill_lines(0..4);
+    let (mine, other) = (key(50), hdcs_kit::cache::key(2, 50));
+    for block in [mine, other] {
+        rig.cache.fill_block(block, &[7; BLOCK_BYTES]);
+        assert_eq!(rig.cache.probe(block), Tier::Dram);
+    }
+    rig.cache.forget_in_dram(1);
+    rig.run();
+    assert_eq!(rig.cache.probe(mine), Tier::Absent);
+    assert_eq!(rig.cache.probe(other), Tier::Dram);
+    assert_eq!(rig.present(0..4), 4);
+    // What comes after is found again.
+    rig.cache.fill_block(mine, &[8; BLOCK_BYTES]);
+    assert_eq!(rig.cache.probe(mine), Tier::Dram);
+}
+
+#[test]
 fn cache_drops_nothing_while_the_ssd_is_free() {
     let mut rig = Rig::new(REGION);
     rig.fill_lines(0..12 * LINES_PER_SEGMENT);

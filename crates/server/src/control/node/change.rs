@@ -11,8 +11,9 @@ use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
 use crate::catalogue::{Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::link::Link;
+use crate::control::node_report::NodeReport;
 use crate::inspect;
-use crate::shard::command::{Command, ShardReport, VolumeReport};
+use crate::shard::command::{Command, VolumeReport};
 
 /// Whether what an interrupted shrink has cut off is still in a volume's log.
 async fn holds_cut(number: VolumeNumber, link: &Link) -> Result<bool, ApiError> {
@@ -155,7 +156,7 @@ impl Node {
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
     /// could not be recorded, has left another one there. A local store that is larger than the catalogue says would be
     /// cut at the next opening, and any backend that is smaller would be refused.
-    pub(super) async fn record_sizes(&self, report: &ShardReport) {
+    pub(super) async fn record_sizes(&self, report: &NodeReport) {
         for entry in self.volumes.entries() {
             let number = VolumeNumber(entry.number);
             let is_other = |volume: &VolumeReport| volume.config.bytes != entry.bytes;

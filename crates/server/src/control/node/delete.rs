@@ -257,7 +257,7 @@ pub(super) async fn forget(entry: &Entry, layout: &Layout, link: &Link) {
 /// Drop what the read cache holds of a closed volume whose number will not be used again.
 pub(super) async fn forget_cached(entry: &Entry, link: &Link) {
     let number = VolumeNumber(entry.number);
-    let forgotten = link.ask("forgetting it", COMMAND_TIME_MAX, |answer| {
+    let forgotten = link.ask_each("forgetting it", COMMAND_TIME_MAX, |answer| {
         Command::Forget(number, answer)
     });
     if let Err(error) = forgotten.await {

@@ -102,7 +102,8 @@ impl Heats {
         map: HeatMap,
         if_cold: bool,
     ) -> Result<Plan, ApiError> {
-        let room_bytes = self.link.report().await?.cache_room_bytes;
+        let report = self.link.report().await?;
+        let room_bytes = report.cache_room_bytes(VolumeNumber(entry.number));
         if room_bytes == 0 {
             return Err(ApiError::new(
                 ErrorKind::Conflict,

@@ -23,8 +23,9 @@ use super::volumes::Volumes;
 use super::{invalid, lock};
 use crate::catalogue::{Entry, HOME_FILE, VolumeName};
 use crate::control::link::Link;
+use crate::control::node_report::NodeReport;
 use crate::inspect;
-use crate::shard::command::{Command, ShardReport};
+use crate::shard::command::Command;
 
 /// When what each volume has dirty was last tiered out by the schedule, or is taken to have been, by its number.
 #[derive(Debug, Default)]
@@ -36,7 +37,7 @@ impl Tiers {
     /// Tier out what is due, and go on with what the end of the last process has interrupted.
     pub fn begin_by_schedule(
         &self,
-        report: &ShardReport,
+        report: &NodeReport,
         setup: &Setup,
         volumes: &Volumes,
         link: &Link,

@@ -59,12 +59,13 @@ use volumes::Volumes;
 use watch::Watch;
 
 use super::link::{DataPath, Link, at_volume};
+use super::node_report::NodeReport;
 use crate::catalogue::VolumeName;
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings};
 use crate::data_dir::DataDir;
 use crate::events::Events;
-use crate::shard::command::{Command, ShardReport, VolumeReport};
+use crate::shard::command::{Command, VolumeReport};
 
 /// What needs no device.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
@@ -72,8 +73,8 @@ const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// What moves data.
 const MOVE_TIME_MAX: Duration = Duration::from_mins(10);
-/// A stop that destages is bounded by its caller, one that does not by the shard.
-const STOP_TIME_MAX: Duration = Duration::from_hours(48);
+/// A flush before a snapshot: whoever does not want to wait cancels it.
+const FLUSH_TIME_MAX: Duration = Duration::from_hours(48);
 /// A destage that has moved nothing for so long is taken for stuck.
 const STALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// How often progress is looked at.
@@ -269,18 +270,12 @@ impl Node {
     }
 
     /// Close every connection and volume, making everything acknowledged durable, with `destage`
-    /// after the backends hold everything, and end the shard. Asked again without `destage`, the
-    /// shard settles for that.
+    /// after the backends hold everything, and end the shards. Asked again without `destage`, the
+    /// shards settle for that. It is bounded by its caller, or without `destage` by the shards.
     pub async fn stop(&self, destage: bool) -> Result<(), ApiError> {
         self.scrubs.cancel_all();
         self.heats.save_at_stop().await;
-        let closed = self
-            .link
-            .ask("stopping", STOP_TIME_MAX, |answer| Command::Stop {
-                destage,
-                answer,
-            })
-            .await?;
+        let (closed, hung) = self.link.stop(destage).await?;
         for one in &closed {
             self.records.closed(one.volume.0, one.left).await;
         }
@@ -289,6 +284,9 @@ impl Node {
             .filter(|one| one.log_failed)
             .map(|one| self.volumes.name_of(one.volume))
             .collect();
+        if !hung.is_empty() {
+            return Err(failed(hung.join("; ")));
+        }
         if failed_logs.is_empty() {
             return Ok(());
         }
@@ -329,7 +327,6 @@ fn lost(volume: &VolumeReport) -> Option<String> {
     })
 }
 
-fn find(report: &ShardReport, number: VolumeNumber) -> Option<&VolumeReport> {
-    let mut volumes = report.volumes.iter();
-    volumes.find(|volume| volume.config.number == number.0)
+fn find(report: &NodeReport, number: VolumeNumber) -> Option<&VolumeReport> {
+    report.find(number)
 }

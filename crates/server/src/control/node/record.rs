@@ -21,10 +21,11 @@ use uuid::Uuid;
 
 use super::{beside, lock};
 use crate::catalogue::{self, Entry};
+use crate::control::node_report::NodeReport;
 use crate::data_dir::dirty::{DirtyRecord, Left, LogIdentity, RECORD_FILE};
 use crate::data_dir::sealed::SealedError;
 use crate::data_dir::{DataDir, Layout, kept};
-use crate::shard::command::{Admission, OpenFailure, ShardReport, VolumeReport};
+use crate::shard::command::{Admission, OpenFailure, VolumeReport};
 
 /// Records renewed in one round; the others wait for the next.
 const WRITES_PER_ROUND: usize = 16;
@@ -121,7 +122,7 @@ impl Records {
     }
 
     /// Renew what has changed by much. Returns at once; one round is under way at a time.
-    pub fn renew(&self, asked: Asked, report: &ShardReport) {
+    pub fn renew(&self, asked: Asked, report: &NodeReport) {
         let Ok(writing) = Arc::clone(&self.writing).try_lock_owned() else {
             return;
         };

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hdcs_api::{ApiError, Counters, ErrorKind, Memory, Mode, Status, Volume};
+use hdcs_api::{ApiError, Counters, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::volume::State;
@@ -17,10 +17,11 @@ use super::record::Asked;
 use super::volumes::Slot;
 use super::{Node, find, in_time};
 use crate::catalogue::Found;
+use crate::control::node_report::NodeReport;
 use crate::control::view;
 use crate::logging;
 use crate::metrics::Scrape;
-use crate::shard::command::{ShardReport, VolumeReport};
+use crate::shard::command::VolumeReport;
 
 /// What `stat` counts in.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -63,26 +64,28 @@ impl Node {
         Ok(volume)
     }
 
-    /// What metrics are made of. A shard that does not answer leaves out what only it knows.
+    /// What metrics are made of. Of a shard that does not answer it is left out what only it knows.
     pub async fn scrape(&self) -> Result<Scrape, ApiError> {
-        let report = match self.link.report_within(SCRAPE_TIME_MAX).await {
-            Ok(report) => Some(report),
-            Err(error) if error.kind == ErrorKind::Timeout => None,
-            Err(error) => return Err(error),
-        };
+        let report = self.link.look_within(SCRAPE_TIME_MAX).await?;
         let volumes = self.views(report.as_deref());
+        let all = 0..self.link.path().shards() as u64;
+        let answers = |shard: u64| {
+            let report = report.as_ref();
+            report.is_some_and(|report| !report.silent.contains(&(shard as usize)))
+        };
         Ok(Scrape {
             node: self.uuid.to_string(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             rss_bytes: view::resident_set_bytes(),
             log_lines_dropped: logging::dropped_lines(),
+            shards_up: all.map(answers).collect(),
             status: report.map(|report| self.status_of(&report, &volumes)),
             volumes,
         })
     }
 
     /// Every volume as a report says it is, by name.
-    fn views(&self, report: Option<&ShardReport>) -> Vec<Volume> {
+    fn views(&self, report: Option<&NodeReport>) -> Vec<Volume> {
         let slots = self.volumes.slots();
         let views = slots
             .iter()
@@ -90,7 +93,7 @@ impl Node {
         views.collect()
     }
 
-    fn view(&self, name: &str, slot: &Slot, report: Option<&ShardReport>) -> Volume {
+    fn view(&self, name: &str, slot: &Slot, report: Option<&NodeReport>) -> Volume {
         let mut volume = Volume {
             name: name.to_owned(),
             state: "error".to_owned(),
@@ -114,6 +117,7 @@ impl Node {
             connections: 0,
             settings: BTreeMap::new(),
             overridden: Vec::new(),
+            shard: None,
             counters: None,
             latency: None,
             scrub: None,
@@ -135,6 +139,8 @@ impl Node {
         volume.heat = self.heats.view(entry);
         let layout = self.setup.layout();
         volume.number = entry.number;
+        let shard = self.link.path().shard_of(VolumeNumber(entry.number));
+        volume.shard = shard.map(|shard| shard as u64);
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
         volume.backend = entry.backend_url(layout);
@@ -179,7 +185,7 @@ impl Node {
         Ok(self.status_of(&report, &self.views(Some(&report))))
     }
 
-    fn status_of(&self, report: &ShardReport, views: &[Volume]) -> Status {
+    fn status_of(&self, report: &NodeReport, views: &[Volume]) -> Status {
         let mut volumes_by_state: BTreeMap<String, u64> = view::STATES
             .iter()
             .map(|&state| (view::state(state).to_owned(), 0))
@@ -212,7 +218,7 @@ impl Node {
             nbd_listen: self.nbd_listen.clone(),
             connections: report.connections as u64,
             longest_turn_us: report.longest_turn.as_micros(),
-            shards: vec![view::shard(&report.counts)],
+            shards: report.shards.iter().map(view::shard).collect(),
             volumes: views.len() as u64,
             volumes_by_state,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),

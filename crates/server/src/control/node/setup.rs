@@ -21,6 +21,7 @@ use crate::catalogue::Entry;
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::Layout;
+use crate::shard::Residence;
 use crate::shard::command::{Admission, VolumeSpec};
 
 const MIB: u64 = 1 << 20;
@@ -183,6 +184,8 @@ impl Setup {
             allow: settings.allow,
             admission,
             memory,
+            shard: None,
+            residence: Residence::default(),
         })
     }
 }

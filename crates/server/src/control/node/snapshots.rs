@@ -34,7 +34,7 @@ use super::memory::short;
 use super::places::is_gone;
 use super::volumes::Volumes;
 use super::{
-    ANSWER_TIME_MAX, COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, STOP_TIME_MAX, beside, failed, find,
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, FLUSH_TIME_MAX, MOVE_TIME_MAX, Node, beside, failed, find,
     in_time, invalid, lock, lost, parse_name,
 };
 use crate::catalogue::{Entry, StagedData, VolumeName};
@@ -320,7 +320,7 @@ async fn keep(
     }
     let mut answered = pin!(answered);
     if let SnapshotCommand::Snapshot { .. } = what {
-        let time = tokio::time::timeout(STOP_TIME_MAX, flushes.watch(name, number));
+        let time = tokio::time::timeout(FLUSH_TIME_MAX, flushes.watch(name, number));
         tokio::select! {
             ended = &mut answered => {
                 return ended.map_err(|_| gone())?.map_err(|failure| explain(name, failure));

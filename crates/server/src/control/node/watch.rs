@@ -8,8 +8,8 @@ use hdcs_api::Volume;
 use hdcs_api::events::{Event, Outcome};
 
 use super::lock;
+use crate::control::node_report::NodeReport;
 use crate::events::Events;
-use crate::shard::command::ShardReport;
 
 /// Destaged bytes at one moment, and the rate up to then.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ impl Watch {
     }
 
     /// Take a sample of the destage rates.
-    pub fn sample(&self, report: &ShardReport) {
+    pub fn sample(&self, report: &NodeReport) {
         let now = Instant::now();
         let mut samples = lock(&self.samples);
         let mut fresh = BTreeMap::new();

@@ -1,0 +1,110 @@
+//! What shards of one node know of each other: how to send each other commands, and who has come to its end.
+//!
+//! Invariants:
+//! 1. A shard ends once, cleanly or not, and stays ended.
+//! 2. Whenever a shard ends, the keeper of the cache is woken, which may wait for that.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use hdcs_core::node::stop::Others;
+
+use super::ShardHandle;
+
+/// The shard that closes the cache.
+const KEEPER: usize = 0;
+
+const RUNS: u8 = 0;
+const CLOSED: u8 = 1;
+const GAVE_UP: u8 = 2;
+
+/// All shards of a node.
+#[derive(Debug)]
+pub struct Peers {
+    /// Known once all of them have been started.
+    handles: OnceLock<Vec<ShardHandle>>,
+    ends: Vec<AtomicU8>,
+}
+
+impl Peers {
+    /// Of so many shards, one at least, which are to be started.
+    pub fn of(count: usize) -> Self {
+        Self {
+            handles: OnceLock::new(),
+            ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
+        }
+    }
+
+    /// How many shards there are.
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// All have been started.
+    pub(super) fn introduce(&self, handles: Vec<ShardHandle>) {
+        let first = self.handles.set(handles).is_ok();
+        assert!(first, "shards are started once");
+    }
+
+    /// How to reach a shard; `None` while shards are being started.
+    pub fn get(&self, number: usize) -> Option<&ShardHandle> {
+        self.handles.get()?.get(number)
+    }
+
+    /// A shard has ended: with everything closed, or having given up volumes. What it said first counts.
+    pub(super) fn note_end(&self, number: usize, all_closed: bool) {
+        let end = if all_closed { CLOSED } else { GAVE_UP };
+        let order = Ordering::SeqCst;
+        let _ = self.ends[number].compare_exchange(RUNS, end, order, order);
+        if let Some(keeper) = self.get(KEEPER)
+            && number != KEEPER
+        {
+            keeper.waker.wake();
+        }
+    }
+
+    /// What a shard that stops has to wait for before it closes its cache: the keeper for all others, these for nobody.
+    pub(super) fn others(&self, number: usize) -> Others {
+        if number != KEEPER {
+            return Others::Closed;
+        }
+        let ends = self.ends.iter().enumerate();
+        let ends = ends.filter(|&(other, _)| other != number);
+        let ends: Vec<u8> = ends.map(|(_, end)| end.load(Ordering::SeqCst)).collect();
+        if ends.contains(&RUNS) {
+            Others::Open
+        } else if ends.contains(&GAVE_UP) {
+            Others::Hung
+        } else {
+            Others::Closed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeper_waits_for_all_others_and_they_for_nobody() {
+        let peers = Peers::of(3);
+        assert_eq!(peers.others(0), Others::Open);
+        assert_eq!(peers.others(1), Others::Closed);
+        peers.note_end(1, true);
+        assert_eq!(peers.others(0), Others::Open);
+        peers.note_end(2, true);
+        assert_eq!(peers.others(0), Others::Closed);
+        peers.note_end(2, false);
+        assert_eq!(peers.others(0), Others::Closed, "the first end counts");
+        assert_eq!(Peers::of(1).others(0), Others::Closed);
+    }
+
+    #[test]
+    fn keeper_learns_of_a_shard_that_gave_up() {
+        let peers = Peers::of(3);
+        peers.note_end(1, false);
+        assert_eq!(peers.others(0), Others::Open, "another still runs");
+        peers.note_end(2, true);
+        assert_eq!(peers.others(0), Others::Hung);
+    }
+}
