@@ -863,12 +863,13 @@ impl ReadCache {
         let Some(tier) = &self.ssd else {
             return dram;
         };
-        let since = tier.since();
+        let (since, keeps) = (tier.since(), tier.is_kept());
         tier.with(|ssd| CacheStats {
             ssd_used_lines: ssd.store.index.used_lines() as u64,
             ssd_lines: ssd.store.lines() as u64,
             ssd_used_blocks: ssd.store.index.used_blocks() as u64,
-            index_bytes: dram.index_bytes + ssd.index_bytes() as u64,
+            // Counted once, for the shard that keeps it.
+            index_bytes: dram.index_bytes + if keeps { ssd.index_bytes() as u64 } else { 0 },
             filled_lines: ssd.store.counters.filled_lines,
             shared_lines: ssd.store.counters.shared_lines,
             ssd_evicted_lines: ssd.store.counters.evicted_lines,

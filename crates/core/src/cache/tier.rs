@@ -176,6 +176,11 @@ impl Tier {
         held.get_or_insert_with(|| self.inner.guarded.lock_arc())
     }
 
+    /// Whether this is the shard that keeps it, the first one.
+    pub fn is_kept(&self) -> bool {
+        self.bit == 1
+    }
+
     /// Since when it has been in its state.
     pub fn since(&self) -> Nanos {
         let mut held = self.held.borrow_mut();

@@ -24,7 +24,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, ErrorKind};
@@ -299,12 +299,9 @@ fn prepare(
     let metrics = config.node.metrics_listen.map(bind_metrics).transpose()?;
     let budget = Budget::of(&config.node, &config.volume)?;
     check_processors(config.node.shard_processor.numbers())?;
-    if config.node.cache_total_size_mib == 0 || budget.shards > 1 {
+    if config.node.cache_total_size_mib == 0 {
         // A cache that is left out misses what is written now: what it holds must never count again.
         lock(dir).renew_cache_uuid()?;
-    }
-    if config.node.cache_total_size_mib > 0 && budget.shards > 1 {
-        tracing::warn!("`shards` is {}: the SSD tier is left out", budget.shards);
     }
     let memory = Share::of_shards(budget.volumes_bytes, budget.shards);
     let recorder = events.recorder();
@@ -777,7 +774,7 @@ fn check_processors(wanted: &[usize]) -> Result<(), ServeError> {
     Err(ServeError::Config(ConfigError::Relation(why)))
 }
 
-/// What each shard is made of. Several have no SSD tier, as long as each would need one for itself.
+/// What each shard is made of. The first one makes the SSD tier, which all share.
 fn shard_configs(
     node: &NodeSettings,
     budget: &Budget,
@@ -810,6 +807,8 @@ fn shard_configs(
             place: Arc::new(place),
             retry: Nanos::from_millis(node.cache_retry_ms),
         }),
+        shared_cache: Arc::default(),
+        origin: Instant::now(),
         pool_bytes: budget.shard_pool_bytes() as usize,
         ring: RingConfig {
             writer_threads: node.log_writer_threads as usize,
@@ -832,7 +831,7 @@ fn shard_configs(
     let shard = |number: usize| {
         let mut config = first.clone();
         config.processor = processors.get(number).copied();
-        if budget.shards > 1 {
+        if number > 0 {
             config.cache.ssd = None;
             config.cache_device = None;
         }

@@ -308,6 +308,11 @@ impl Shard {
         }
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
+        if self.config.peers.count() > 1 {
+            // Another shard may have it next, and what is written there is not said here.
+            self.state.cache.forget_in_dram(served.number.0);
+            self.state.cache_touched = true;
+        }
         self.state.due.set(slot, NEVER);
         let failed = match served.volume.phase() {
             Phase::Failed(error) => Some(not_replayed(error)),
@@ -534,12 +539,14 @@ impl Shard {
             let given_up = state.cache.stats().ssd_state == SsdState::Offline;
             let open = state.volumes.iter();
             let log_patience = open.map(|(_, served)| served.volume.config().log_answer_max);
+            let number = self.config.number;
             let view = View {
                 connections: self.connections.len(),
                 volumes: state.volumes.len(),
                 log_patience: log_patience.max().unwrap_or(Nanos(0)),
                 others: self.config.peers.others(self.config.number),
-                is_cache_closed: state.cache.is_closed()
+                // The others leave the cache to its keeper, once nothing of it is under way here.
+                is_cache_closed: (number > 0 || state.cache.is_closed())
                     && (state.cache_operations == 0 || given_up),
             };
             match stopping.stop.next(state.now, &view) {
@@ -552,6 +559,7 @@ impl Shard {
                         self.state.step(slot, Event::Close { destage });
                     }
                 }
+                Some(Act::CloseCache) if number > 0 => {}
                 Some(Act::CloseCache) => {
                     self.state.step_cache(CacheEvent::Close);
                     self.state.cache_touched = true;

@@ -53,10 +53,13 @@ pub fn start_all(
     configs: Vec<ShardConfig>,
 ) -> Result<(Arc<Shards>, Vec<JoinHandle<()>>), ShardError> {
     let peers = Arc::new(Peers::of(configs.len()));
+    let (shared_cache, origin) = (Arc::default(), Instant::now());
     let (mut handles, mut threads) = (Vec::new(), Vec::new());
     for (number, mut config) in configs.into_iter().enumerate() {
         config.number = number;
         config.peers = Arc::clone(&peers);
+        config.shared_cache = Arc::clone(&shared_cache);
+        config.origin = origin;
         match start(config) {
             Ok((handle, thread)) => {
                 handles.push(handle);

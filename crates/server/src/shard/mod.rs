@@ -37,6 +37,7 @@ mod residents;
 mod resizing;
 mod scrub;
 mod served;
+mod shared_cache;
 mod shares;
 mod slots;
 mod snapshots;
@@ -48,7 +49,7 @@ mod visits;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cache_place::CachePlace;
 use command::Command;
@@ -63,6 +64,7 @@ use hdcs_device::ring::RingConfig;
 use hdcs_device::worker::Waker;
 pub use peers::Peers;
 pub use residents::Residence;
+pub use shared_cache::SharedCache;
 use thiserror::Error;
 pub use visits::note_accepting;
 
@@ -108,8 +110,12 @@ pub struct ShardConfig {
     pub cache_fill: FillMarks,
     /// By what it chooses what it keeps.
     pub cache_tiering: Tiering,
-    /// The SSD tier's device, if the cache has one.
+    /// The SSD tier's device, if the cache has one, for the shard that keeps the tier.
     pub cache_device: Option<CacheDevice>,
+    /// What all shards share of the cache.
+    pub shared_cache: Arc<SharedCache>,
+    /// When the clock of all shards began.
+    pub origin: Instant,
     /// Bytes of buffers for requests, spans and segments.
     pub pool_bytes: usize,
     /// How its ring is set up.

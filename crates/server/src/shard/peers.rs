@@ -5,7 +5,7 @@
 //! 2. Whenever a shard ends, the keeper of the cache is woken, which may wait for that.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use hdcs_core::node::stop::Others;
 
@@ -24,6 +24,8 @@ pub struct Peers {
     /// Known once all of them have been started.
     handles: OnceLock<Vec<ShardHandle>>,
     ends: Vec<AtomicU8>,
+    /// Whether a shard has to look at the cache's SSD tier again.
+    cache_changed: Vec<AtomicBool>,
 }
 
 impl Peers {
@@ -32,6 +34,7 @@ impl Peers {
         Self {
             handles: OnceLock::new(),
             ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
+            cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
         }
     }
 
@@ -49,6 +52,23 @@ impl Peers {
     /// How to reach a shard; `None` while shards are being started.
     pub fn get(&self, number: usize) -> Option<&ShardHandle> {
         self.handles.get()?.get(number)
+    }
+
+    /// Tell these shards, a bit each, that what they wait for may have happened to the SSD tier.
+    pub(super) fn tell_cache_changed(&self, shards: u64) {
+        for (number, changed) in self.cache_changed.iter().enumerate() {
+            if shards >> number & 1 == 1 {
+                changed.store(true, Ordering::SeqCst);
+                if let Some(shard) = self.get(number) {
+                    shard.waker.wake();
+                }
+            }
+        }
+    }
+
+    /// Whether a shard was told that, once.
+    pub(super) fn take_cache_changed(&self, number: usize) -> bool {
+        self.cache_changed[number].swap(false, Ordering::SeqCst)
     }
 
     /// A shard has ended: with everything closed, or having given up volumes. What it said first counts.
@@ -97,6 +117,15 @@ mod tests {
         peers.note_end(2, false);
         assert_eq!(peers.others(0), Others::Closed, "the first end counts");
         assert_eq!(Peers::of(1).others(0), Others::Closed);
+    }
+
+    #[test]
+    fn shard_is_told_once_that_the_tier_has_changed() {
+        let peers = Peers::of(3);
+        peers.tell_cache_changed(0b101);
+        assert!(peers.take_cache_changed(0) && !peers.take_cache_changed(0));
+        assert!(!peers.take_cache_changed(1));
+        assert!(peers.take_cache_changed(2));
     }
 
     #[test]

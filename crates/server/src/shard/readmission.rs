@@ -51,7 +51,7 @@ impl Readmission {
             state.cache_operations, 0,
             "the cache says that nothing of it is under way"
         );
-        state.cache_device = None;
+        state.shared_cache.set_device(None);
         let place = Arc::clone(&device.place);
         let remote = state.ring.remote(Owner::Shard);
         let spawned = std::thread::Builder::new()
@@ -80,7 +80,7 @@ impl Readmission {
             }
             Ok((device, uuid)) if is_used => {
                 tracing::warn!("the SSD tier is back: it starts empty, under a new identity");
-                state.cache_device = Some(device);
+                state.shared_cache.set_device(Some(device));
                 self.trouble = None;
                 state.step_cache(CacheEvent::Readmit { uuid });
                 state.cache_touched = true;

@@ -19,7 +19,6 @@ use hdcs_core::cache::{CacheEvent, ReadCache};
 use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::volume::{Context, Event, Volume, sharing};
 use hdcs_device::Errno;
-use hdcs_device::file::Device;
 use hdcs_device::ring::{Outcome, Owner, Ring};
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::access::Peer;
@@ -31,6 +30,7 @@ use super::command::Transport;
 use super::due::Due;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
+use super::shared_cache::SharedCache;
 use super::shares::ClientShares;
 use super::slots::Slots;
 use super::turn::NEVER;
@@ -44,7 +44,7 @@ pub struct ShardState {
     pub ring: Ring,
     pub pool: Arc<Pool>,
     pub cache: ReadCache,
-    pub cache_device: Option<Device>,
+    pub shared_cache: Arc<SharedCache>,
     pub cache_operations: usize,
     pub cache_touched: bool,
     pub volumes: Slots<Served>,
@@ -301,7 +301,7 @@ impl ShardState {
                 return self.ring.job(owner, token, Box::new(job));
             }
             Action::CacheRead { token, offset, buf } => {
-                let device = self.cache_device.as_ref();
+                let device = self.shared_cache.device();
                 let device = device.expect("a cache without a device reads nothing from it");
                 served.cache_reads += 1;
                 let owner = Owner::CacheOf(slot);
@@ -426,13 +426,11 @@ impl ShardState {
 
     /// Perform the cache's own actions.
     pub fn perform_cache(&mut self) {
-        let Some(device) = &self.cache_device else {
-            assert!(
-                self.actions.is_empty(),
-                "a cache without a device does no I/O"
-            );
+        if self.actions.is_empty() {
             return;
-        };
+        }
+        let device = self.shared_cache.device();
+        let device = device.expect("a cache without a device does no I/O");
         for action in self.actions.drain(..) {
             self.cache_operations += 1;
             match action {

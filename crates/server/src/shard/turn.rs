@@ -198,8 +198,16 @@ impl Shard {
         let mut cache_config = config.cache.clone();
         let (mut actions, memory) = (Vec::new(), Arc::clone(&pool));
         let mut readmission = Readmission::default();
-        let mut cache_device = None;
+        let (number, shared) = (config.number, &config.shared_cache);
+        let dram_blocks = cache_config.dram_blocks;
         let mut cache = match cache_start {
+            _ if number > 0 => match shared.tier() {
+                Some(tier) => ReadCache::sharing(dram_blocks, tier, number as u32),
+                None => {
+                    cache_config.ssd = None;
+                    ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
+                }
+            },
             None => {
                 cache_config.ssd = None;
                 ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
@@ -210,7 +218,7 @@ impl Shard {
                 }
                 match device {
                     Ok(device) => {
-                        cache_device = Some(device);
+                        shared.set_device(Some(device));
                         ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
                     }
                     Err(why) => {
@@ -226,7 +234,7 @@ impl Shard {
             ring,
             pool,
             cache,
-            cache_device,
+            shared_cache: Arc::clone(&config.shared_cache),
             cache_operations: 0,
             cache_touched: true,
             volumes: Slots::default(),
@@ -252,6 +260,10 @@ impl Shard {
             now: Nanos(0),
         };
         state.perform_cache();
+        state.cache.release();
+        if number == 0 {
+            state.shared_cache.made(state.cache.tier());
+        }
         Ok(Self {
             state,
             connections: Slots::default(),
@@ -277,8 +289,8 @@ impl Shard {
             identity: Identity::default(),
             readmission,
             commands,
+            origin: config.origin,
             config,
-            origin: Instant::now(),
         })
     }
 
@@ -381,6 +393,11 @@ impl Shard {
                 self.readmission.go_on(&mut self.state, device);
             }
         }
+        // Whoever waits for what this shard has done to the SSD tier is told.
+        let waiting = self.state.cache.take_waiting();
+        if waiting != 0 {
+            self.config.peers.tell_cache_changed(waiting);
+        }
         has_stopped
     }
 
@@ -474,7 +491,12 @@ impl Shard {
             (Owner::Listener(slot), Outcome::Accepted(connection)) => {
                 self.accepted(slot, connection);
             }
-            (Owner::Shard, Outcome::Woken) => self.take_commands(),
+            (Owner::Shard, Outcome::Woken) => {
+                if self.config.peers.take_cache_changed(self.config.number) {
+                    self.state.follow_cache();
+                }
+                self.take_commands();
+            }
             (Owner::Shard, Outcome::Job(JobOutput::Any(recorded))) if token == identity::TOKEN => {
                 let recorded = recorded.downcast().expect("the job says how it ended");
                 self.identity.recorded(&mut self.state, *recorded);

@@ -66,6 +66,8 @@ pub fn config(number: u32) -> VolumeConfig {
 /// A shard without an SSD tier.
 pub fn shard_config() -> ShardConfig {
     ShardConfig {
+        shared_cache: Arc::default(),
+        origin: Instant::now(),
         number: 0,
         peers: Arc::new(Peers::of(1)),
         cache: CacheConfig {
