@@ -585,16 +585,16 @@ impl ShardState {
         for &slot in &touched {
             self.note_due(slot);
         }
+        // Those that were touched while they were polled are among them.
+        self.touched.clear();
+        touched.clear();
+        self.touched = touched;
         if !self.cache_followers.is_empty() {
             self.cache.wait_for_changes();
             if self.cache.changes() != changes {
                 self.follow_cache();
             }
         }
-        // Those that were touched while they were polled are among them.
-        self.touched.clear();
-        touched.clear();
-        self.touched = touched;
         // Memory for indexes may have become less, or more: volumes that hold some, or wait for some, look at it again.
         self.index_budget.set_total(self.memory.shard_index_bytes());
         let (before, used) = (self.index_noted, self.index_budget.used());
