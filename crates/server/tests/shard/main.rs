@@ -5,6 +5,7 @@ mod client;
 mod disk;
 mod faults;
 mod gather;
+mod group;
 mod node;
 
 use std::io::{Read, Write};

@@ -63,6 +63,29 @@ pub fn config(number: u32) -> VolumeConfig {
     }
 }
 
+/// A shard without an SSD tier.
+pub fn shard_config() -> ShardConfig {
+    ShardConfig {
+        number: 0,
+        peers: Arc::new(Peers::of(1)),
+        cache: CacheConfig {
+            dram_blocks: 4096,
+            ssd: None,
+            ssd_answer_max: Nanos::from_millis(5_000),
+        },
+        cache_fill: FillMarks::default(),
+        cache_tiering: Tiering::default(),
+        cache_device: None,
+        pool_bytes: 32 << 20,
+        ring: RingConfig::default(),
+        durability: None,
+        processor: None,
+        connections: ConnectionLimits::default(),
+        volumes: Share::unlimited(),
+        events: Recorder::nowhere(),
+    }
+}
+
 /// A volume whose log and image are in `directory`.
 pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
     let config = config(number);
@@ -137,25 +160,10 @@ impl Node {
             uuid: [0; 16],
             line_blocks: 4,
         });
-        let config = ShardConfig {
-            number: 0,
-            peers: Arc::new(Peers::of(1)),
-            cache: CacheConfig {
-                dram_blocks,
-                ssd,
-                ssd_answer_max: Nanos::from_millis(5_000),
-            },
-            cache_fill: FillMarks::default(),
-            cache_tiering: Tiering::default(),
-            cache_device,
-            pool_bytes: 32 << 20,
-            ring: RingConfig::default(),
-            durability: None,
-            processor: None,
-            connections: ConnectionLimits::default(),
-            volumes: Share::unlimited(),
-            events: Recorder::nowhere(),
-        };
+        let mut config = shard_config();
+        config.cache.dram_blocks = dram_blocks;
+        config.cache.ssd = ssd;
+        config.cache_device = cache_device;
         let (handle, thread) = start(config).unwrap();
         let node = Self {
             directory: directory.to_path_buf(),
