@@ -201,13 +201,9 @@ impl Shard {
         let (number, shared) = (config.number, &config.shared_cache);
         let dram_blocks = cache_config.dram_blocks;
         let mut cache = match cache_start {
-            _ if number > 0 => match shared.tier() {
-                Some(tier) => ReadCache::sharing(dram_blocks, tier, number as u32),
-                None => {
-                    cache_config.ssd = None;
-                    ReadCache::new(cache_config, Nanos(0), memory, &mut actions)
-                }
-            },
+            _ if let Some(tier) = shared.tier() => {
+                ReadCache::sharing(dram_blocks, tier, number as u32)
+            }
             None => {
                 cache_config.ssd = None;
                 ReadCache::new(cache_config, Nanos(0), memory, &mut actions)

@@ -712,7 +712,11 @@ impl World {
             Some(Act::Begin) if closes && self.planted.is(Plant::UntieredClose) => {
                 self.end_tiering(unit, Ending::Close)
             }
-            Some(Act::Begin) => self.step_store(unit, StoreEvent::Tier),
+            Some(Act::Begin) => {
+                // It may have ended at once.
+                self.tick();
+                self.step_store(unit, StoreEvent::Tier)
+            }
             Some(Act::DestageAll) if closes && was_asked && self.planted.is(Plant::DirtyClose) => {
                 self.end_tiering(unit, Ending::Close)
             }

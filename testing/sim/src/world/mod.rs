@@ -170,6 +170,23 @@ enum Happening {
     Snapshot(usize, u64),
 }
 
+impl Happening {
+    /// The volume whose shard it happens on, if it is about one.
+    fn unit(&self) -> Option<usize> {
+        match *self {
+            Self::OfStore(unit, _)
+            | Self::OfObjects(unit, _)
+            | Self::BackendReturns(unit)
+            | Self::BackendResized(unit)
+            | Self::StackResized(unit, _)
+            | Self::StackKept(unit, _)
+            | Self::Scrub(unit, _)
+            | Self::Snapshot(unit, _) => Some(unit),
+            _ => None,
+        }
+    }
+}
+
 /// What the sender of a request remembers.
 #[derive(Debug)]
 enum Waiting {
@@ -544,6 +561,9 @@ impl World {
     }
 
     fn deliver(&mut self, happening: Happening) -> Result<(), Violation> {
+        if let (Some(unit), Some(node)) = (happening.unit(), &mut self.node) {
+            node.shards.wake(node.shards.of(unit));
+        }
         match happening {
             Happening::Io(io) => self.complete(io),
             Happening::OfStore(unit, number) => self.done_for_store(unit, number),
@@ -593,10 +613,15 @@ impl World {
         for unit in 0..self.volumes() {
             self.release_starved(unit)?;
         }
-        for shard in self.turning() {
-            self.turn_of(shard)?;
+        let turning = self.turning();
+        let changes = (self.node.as_ref()).map_or(0, |node| node.cache().changes());
+        for &shard in &turning {
+            self.poll_volumes_of(shard)?;
         }
         self.poll_stacks()?;
+        for &shard in &turning {
+            self.poll_cache_of(shard, changes)?;
+        }
         self.look_after_cache();
         (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
         self.go_on_stopping()?;
@@ -604,10 +629,8 @@ impl World {
         Ok(())
     }
 
-    /// The volumes of a shard are polled, then the cache.
-    fn turn_of(&mut self, shard: usize) -> Result<(), Violation> {
-        let changes = (self.node.as_ref()).map_or(0, |node| node.shards.look(shard).changes());
-        self.poll_volumes_of(shard)?;
+    /// The second half of a shard's turn, which began when the tier had changed so often.
+    fn poll_cache_of(&mut self, shard: usize, changes: u64) -> Result<(), Violation> {
         let persisted = |world: &Self| {
             let node = world.node.as_ref();
             node.map(|node| node.shards.look(shard).persisted())
