@@ -725,7 +725,7 @@ pub struct Volume {
     pub benefit: Option<VolumeBenefit>,
     /// NBD connections that have it open.
     pub connections: u64,
-    /// The thread of the data path that it is on, if it is on one.
+    /// The thread of the data path (shard) that it is on, where the node has several.
     #[serde(default)]
     pub shard: Option<u64>,
     /// Its settings, the node's included.

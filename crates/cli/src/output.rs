@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use hdcs_api::time::unix_ms;
-use hdcs_api::{QosCounters, Status, Volume, VolumeBenefit};
+use hdcs_api::{QosCounters, ShardCounters, Status, Volume, VolumeBenefit};
 use serde::Serialize;
 
 use super::client::Client;
@@ -81,9 +81,14 @@ pub fn state(volume: &Volume) -> String {
 
 /// A list of volumes.
 pub fn volumes(volumes: &[Volume]) {
-    let mut table = table(&[
+    let has_shards = volumes.iter().any(|volume| volume.shard.is_some());
+    let mut columns = vec![
         "NAME", "STATE", ">SIZE", ">DIRTY", ">LOG", ">CLIENTS", "BACKEND",
-    ]);
+    ];
+    if has_shards {
+        columns.insert(6, ">SHARD");
+    }
+    let mut table = table(&columns);
     for volume in volumes {
         let (dirty, log) = match &volume.counters {
             Some(c) => (
@@ -92,7 +97,7 @@ pub fn volumes(volumes: &[Volume]) {
             ),
             None => ("-".to_owned(), "-".to_owned()),
         };
-        table.add_row([
+        let mut row = vec![
             volume.name.clone(),
             state(volume),
             show(volume.bytes),
@@ -100,7 +105,12 @@ pub fn volumes(volumes: &[Volume]) {
             log,
             volume.connections.to_string(),
             volume.backend.clone(),
-        ]);
+        ];
+        if has_shards {
+            let shard = volume.shard.map(|shard| shard.to_string());
+            row.insert(6, shard.unwrap_or_else(|| "-".to_owned()));
+        }
+        table.add_row(row);
     }
     print(&table);
     for volume in volumes {
@@ -155,6 +165,9 @@ pub fn volume(volume: &Volume) {
     row("uuid", volume.uuid.clone());
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());
+    if let Some(shard) = volume.shard {
+        row("shard", shard.to_string());
+    }
     if let Some(c) = &volume.counters {
         row(
             "dirty",
@@ -378,6 +391,18 @@ fn qos(qos: &QosCounters, row: &mut impl FnMut(&str, String)) {
     }
 }
 
+/// A thread of the data path.
+fn shard_in_words(shard: &ShardCounters) -> String {
+    let processor = shard.processor;
+    let processor = processor.map_or(String::new(), |number| format!(", processor {number}"));
+    format!(
+        "{} connections, {} volumes, longest turn {:.1} ms{processor}",
+        shard.connections,
+        shard.volumes,
+        shard.longest_turn_us as f64 / 1000.0
+    )
+}
+
 /// `hdcs status`.
 pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     let status: Status = client.get("/v1/status").await?;
@@ -396,6 +421,11 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     row("up", format!("{} s", status.uptime_ms / 1000));
     row("nbd", status.nbd_listen.join(", "));
     row("connections", status.connections.to_string());
+    if status.shards.len() > 1 {
+        for shard in &status.shards {
+            row(&format!("  shard {}", shard.number), shard_in_words(shard));
+        }
+    }
     let by_state = status
         .volumes_by_state
         .iter()

@@ -139,8 +139,11 @@ impl Node {
         volume.heat = self.heats.view(entry);
         let layout = self.setup.layout();
         volume.number = entry.number;
-        let shard = self.link.path().shard_of(VolumeNumber(entry.number));
-        volume.shard = shard.map(|shard| shard as u64);
+        let path = self.link.path();
+        if path.shards() > 1 {
+            let shard = path.shard_of(VolumeNumber(entry.number));
+            volume.shard = shard.map(|shard| shard as u64);
+        }
         volume.uuid = entry.uuid.to_string();
         volume.bytes = entry.bytes;
         volume.backend = entry.backend_url(layout);
