@@ -301,11 +301,6 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
-        if self.config.peers.count() > 1 && self.stopping.is_none() {
-            // It may be written on another shard before it comes back to this one.
-            self.state.cache.forget_in_dram(served.number.0);
-            self.state.cache_touched = true;
-        }
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
         if self.config.peers.count() > 1 {

@@ -7,6 +7,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use hdcs_core::cache::ReadCache;
 use hdcs_core::node::stop::Others;
 
 use super::ShardHandle;
@@ -26,6 +27,8 @@ pub struct Peers {
     ends: Vec<AtomicU8>,
     /// Whether a shard has to look at the cache's SSD tier again.
     cache_changed: Vec<AtomicBool>,
+    /// Whether the keeper of the tier has something to do for it, as it was last seen.
+    needs_keeper: AtomicBool,
 }
 
 impl Peers {
@@ -35,6 +38,7 @@ impl Peers {
             handles: OnceLock::new(),
             ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
             cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
+            needs_keeper: AtomicBool::new(false),
         }
     }
 
@@ -63,6 +67,25 @@ impl Peers {
                     shard.waker.wake();
                 }
             }
+        }
+    }
+
+    /// At the end of a shard's turn: give the SSD tier back, tell the shards that wait for what was done to it, and its
+    /// keeper if that has to do something.
+    pub(super) fn pass_on(&self, number: usize, cache: &ReadCache) {
+        cache.release();
+        let waiting = cache.take_waiting();
+        if waiting != 0 {
+            self.tell_cache_changed(waiting);
+        }
+        let needs_keeper = cache.must_reset() || cache.can_readmit();
+        // Whoever sees it first says so.
+        if self.needs_keeper.load(Ordering::Relaxed) != needs_keeper
+            && self.needs_keeper.swap(needs_keeper, Ordering::SeqCst) != needs_keeper
+            && needs_keeper
+            && number != KEEPER
+        {
+            self.tell_cache_changed(1 << KEEPER);
         }
     }
 

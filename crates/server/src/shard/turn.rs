@@ -389,10 +389,9 @@ impl Shard {
                 self.readmission.go_on(&mut self.state, device);
             }
         }
-        // Whoever waits for what this shard has done to the SSD tier is told.
-        let waiting = self.state.cache.take_waiting();
-        if waiting != 0 {
-            self.config.peers.tell_cache_changed(waiting);
+        if self.config.peers.count() > 1 {
+            let ShardConfig { number, peers, .. } = &self.config;
+            peers.pass_on(*number, &self.state.cache);
         }
         has_stopped
     }
