@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-page bench-hits bench-policies bench-encryption bench-qos bench-volumes bench-storage crash-fua stress-volumes
+.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-page bench-hits bench-policies bench-encryption bench-qos bench-scale bench-volumes bench-storage crash-fua stress-volumes
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -108,6 +108,9 @@ bench-qos: setup build ## quality of service: a reservation beside noisy neighbo
 
 bench-volumes: setup build ## four volumes of a node beside one, and what saturates (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench volumes $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-scale: setup build ## 1, 2, 4 and 8 shards with an equal small share of a processor each, logs in memory (QUICK=1 REPEAT=n)
+	target/release/hdcs-bench scale $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
 hostile: setup build ## each attack of hostile clients for TIME=60 seconds, beside one that must not notice (ATTACK=name)
 	HDCS_BUILT=$(CURDIR)/target/release HOSTILE_SECONDS=$(or $(TIME),60) HOSTILE_SLOWEST_MS=$(or $(SLOWEST),50) $(PYTHON) -m pytest -q -s -p no:cacheprovider --tb=short tests/nbd/test_hostile_clients.py $(if $(ATTACK),-k '$(ATTACK)')

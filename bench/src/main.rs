@@ -75,6 +75,8 @@ enum Job {
     Qos(shared::Options),
     /// Four volumes of a node beside one.
     Volumes(shared::Options),
+    /// Several shards beside one, each with an equal small share of a processor.
+    Scale(shared::Options),
     /// What storage mode writes to the device when a full volume is overwritten.
     Storage(storage::Options),
     /// HDCS beside its slow backend, then a crash.
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Job::Encryption(options) => encryption::run(&options),
         Job::Qos(options) => shared::qos::run(&options),
         Job::Volumes(options) => shared::volumes::run(&options),
+        Job::Scale(options) => shared::scale::run(&options),
         Job::Storage(options) => storage::run(&options),
         Job::Demo(options) => demo::run(&options),
         Job::Crash(options) => crash::run(&options),

@@ -1,10 +1,11 @@
-//! Several volumes on one node: `hdcs-bench qos` and `hdcs-bench volumes`.
+//! Several volumes on one node: `hdcs-bench qos`, `hdcs-bench volumes` and `hdcs-bench scale`.
 //!
 //! All volumes of a run are on one node and one device. Loads that run at once are processes of fio,
 //! one for each volume. What is compared is run within a repetition, one after the other, and the
 //! median of the repetitions counts.
 
 pub mod qos;
+pub mod scale;
 mod usage;
 pub mod volumes;
 
