@@ -38,6 +38,18 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     ),
     (
         "server",
+        "Node",
+        65,
+        "every operation that leads several of its parts; moves between shards come out next",
+    ),
+    (
+        "server",
+        "Shard",
+        77,
+        "its turn, connections and commands share its tables; the ways of connections and volumes to other shards come out next",
+    ),
+    (
+        "server",
         "ShardState",
         64,
         "what actions of volumes become; the cache and its device come out next",

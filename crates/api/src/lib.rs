@@ -145,7 +145,11 @@ pub struct VolumeEncryption {
 #[serde(deny_unknown_fields)]
 pub struct SetVolume {
     /// What to change.
+    #[serde(default)]
     pub settings: BTreeMap<String, Option<Value>>,
+    /// The thread of the data path (shard) that the volume moves to while its clients go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<usize>,
 }
 
 /// A change of size.

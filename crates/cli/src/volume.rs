@@ -42,8 +42,11 @@ pub(crate) enum Command {
         /// Name of the volume
         name: VolumeName,
         /// Settings, as in the configuration file
-        #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_setting)]
+        #[arg(value_name = "KEY=VALUE", required_unless_present = "shard", value_parser = parse_setting)]
         settings: Vec<(String, Value)>,
+        /// Move it to this thread of the data path, while its clients go on; until the next start, or until it is closed
+        #[arg(long, value_name = "N")]
+        shard: Option<usize>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -440,6 +443,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Set {
             name,
             settings,
+            shard,
             json,
         } => {
             let is_default = |value: &Value| *value == Value::Text("default".to_owned());
@@ -448,10 +452,13 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
                 .map(|(key, value)| (key, Some(value).filter(|value| !is_default(value))))
                 .collect();
             let path = api_path(&name);
-            let request = SetVolume { settings };
+            let request = SetVolume { settings, shard };
             let volume: Volume = client.request(Method::PATCH, &path, &request).await?;
             let volume = policy::settled(client, &name, volume).await?;
-            said(json, &volume, || format!("volume {name} is changed"))
+            said(json, &volume, || match shard {
+                Some(shard) => format!("volume {name} is on shard {shard}"),
+                None => format!("volume {name} is changed"),
+            })
         }
         Command::Resize {
             name,

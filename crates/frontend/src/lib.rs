@@ -130,6 +130,11 @@ pub trait Host {
     fn charge(&mut self, work: usize);
     /// How many volumes are open: what looking for one costs.
     fn volumes(&self) -> usize;
+    /// Whether requests for a volume can be submitted here. If not, the session submits none: it travels to where they can.
+    fn serves(&self, volume: VolumeNumber) -> bool {
+        let _ = volume;
+        true
+    }
     /// Submit a request; [`Session::completed`] follows with the same id, perhaps in a later turn,
     /// never from within this call.
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request);
@@ -288,8 +293,9 @@ impl fmt::Display for Ending {
     }
 }
 
-/// One connection of one protocol.
-pub trait Session {
+/// One connection of one protocol. It may travel to another thread while the place of no receive is in use and nothing
+/// is in flight; what it has received goes with it.
+pub trait Session: Send {
     /// Where the next bytes go. The place stays valid and unused until [`Self::received`].
     fn receive(&mut self, host: &mut dyn Host) -> Receive<'_>;
     /// So many bytes came into the place that [`Self::receive`] named; 0 is the peer's end.

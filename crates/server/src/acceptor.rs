@@ -400,12 +400,12 @@ impl Hall {
         let Ok(socket) = socket else {
             return;
         };
-        let session = Box::new(|| Box::new(NbdSession::admitted(admitted)) as Box<dyn Session>);
         let mut command = Command::Adopt(Box::new(Adopted {
             socket,
-            session,
+            session: Box::new(NbdSession::admitted(admitted)),
             client: Transport::Tcp { peer: address },
             place,
+            visit: None,
         }));
         let deadline = Instant::now() + self.limits.time_max;
         while let Err(SendError::Busy(refused)) = self.shards.send(command) {

@@ -16,7 +16,9 @@
 //! 3. Bytes in the place that [`Session::receive`] named move only when the next bytes came.
 //! 4. A client that sends the head of a write and no data holds no buffer for it.
 //! 5. Bytes that came in the clear are never taken for bytes that came through TLS.
-//! 6. A client learns of no export, and opens none, that its certificate may not open ([`crate::access`]).
+//! 6. What follows the option that opens an export is taken only where the volume is served ([`Host::serves`]): until
+//!    then it stays in the inbox, with which the session may travel.
+//! 7. A client learns of no export, and opens none, that its certificate may not open ([`crate::access`]).
 //!
 //! Whatever a client sends ends at worst its own connection.
 
@@ -225,8 +227,12 @@ impl NbdSession {
                             return Intake::Open;
                         }
                         handshake::Step::Transmit(agreement) => {
+                            let number = agreement.export.number;
                             let transmission = Transmission::new(agreement);
                             self.stage = Stage::Transmission(Box::new(transmission));
+                            if !host.serves(number) {
+                                return Intake::Blocked;
+                            }
                         }
                     }
                 }

@@ -10,31 +10,29 @@ use super::turn::Shard;
 
 /// Why a client is not let in, or ended.
 pub(super) const REVOKED: &str = "its certificate is not good any more";
+pub(super) const NOT_ALLOWED: &str = "it may not open the volume any more";
 pub(super) const NO_MEMORY: &str =
     "no memory is left for connections: raise memory_max_mib if they are needed";
 
 impl Shard {
     /// Take a client that was accepted elsewhere.
     pub(super) fn adopt(&mut self, adopted: Adopted) {
+        if adopted.visit.is_some() {
+            return self.arrive(adopted);
+        }
         if self.stopping.is_some() {
             return;
         }
-        let session = (adopted.session)();
         // What was revoked on its way here is not let in.
-        let Adopted {
-            socket,
-            client,
-            place,
-            ..
-        } = adopted;
-        if session.peer().is_revoked() {
-            return self.note_refused_entry(client, session.peer(), REVOKED);
+        let peer = adopted.session.peer();
+        if peer.is_revoked() {
+            return self.note_refused_entry(adopted.client, peer, REVOKED);
         }
         if !self.state.shares.has_room_for_connection(false) {
-            self.note_refused_entry(client, session.peer(), NO_MEMORY);
+            self.note_refused_entry(adopted.client, peer, NO_MEMORY);
             return self.refuse_connection();
         }
-        self.insert(Connection::new(socket, session, client, place));
+        self.insert(Connection::unpack(adopted));
     }
 
     /// Change which clients may open a volume.
@@ -42,7 +40,8 @@ impl Shard {
         let slot = self.state.open_slot(number)?;
         let served = self.state.volumes.get_mut(slot).ok_or(NOT_OPEN)?;
         served.allow = allow.clone();
-        self.end_connections("it may not open the volume any more", |connection| {
+        self.state.directory.set_allow(number, &allow);
+        self.end_connections(NOT_ALLOWED, |connection| {
             connection.volume() == Some(number) && !allow.lets_in(connection.peer())
         });
         Ok(())

@@ -28,6 +28,7 @@ use tokio::sync::oneshot;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
+use super::directory::OpeningId;
 use super::places::Place;
 use super::residents::Residence;
 use crate::data_dir::dirty::{Left, LogIdentity};
@@ -116,6 +117,8 @@ pub struct VolumeSpec {
     pub memory: Arc<VolumeMemory>,
     /// The shard that is to open it, if somebody has said so.
     pub shard: Option<usize>,
+    /// The opening that goes on there, if it comes from another shard.
+    pub continues: Option<OpeningId>,
     /// Its stay there; whoever sends the command notes it.
     pub residence: Residence,
 }
@@ -311,6 +314,11 @@ impl Transport {
         }
     }
 
+    /// Whether it came over a unix socket.
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
     /// What tells one connection of a client from another.
     pub fn which(self) -> String {
         match self {
@@ -329,16 +337,38 @@ impl std::fmt::Debug for SessionFactory {
     }
 }
 
-/// A client that was accepted elsewhere.
+/// A client that was accepted elsewhere, by whoever makes its TLS handshake or by another shard.
 pub struct Adopted {
     /// Its socket, blocking.
     pub socket: OwnedFd,
-    /// Makes its session.
-    pub session: Box<dyn FnOnce() -> Box<dyn Session> + Send>,
+    /// Its session, of which nothing is under way.
+    pub session: Box<dyn Session>,
     /// How it came.
     pub client: Transport,
     /// Its place among its listener's clients.
     pub place: Place,
+    /// The volume for whose sake it comes, if it has opened one.
+    pub visit: Option<Visit>,
+}
+
+/// What is known of a volume that was closed for another shard to open it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departed {
+    /// What its log holds, if that is known.
+    pub left: Option<Left>,
+    /// Which opening goes on elsewhere.
+    pub opening: OpeningId,
+}
+
+/// What a connection has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Visit {
+    /// The volume's name.
+    pub name: String,
+    /// Which opening of it.
+    pub opening: OpeningId,
+    /// Whether it was noted among the events.
+    pub is_noted: bool,
 }
 
 impl std::fmt::Debug for Adopted {
@@ -436,6 +466,18 @@ pub enum Command {
     Snapshot(VolumeNumber, SnapshotCommand, Answer<(), SnapshotFailure>),
     /// Give up the snapshot that waits for destage or is being copied.
     CancelSnapshot(VolumeNumber, Answer<()>),
+    /// Let go of a volume that another shard is to have, once its clients' requests have ended: their connections wait
+    /// for [`Self::Follow`]. An error: it stays.
+    Depart {
+        /// Which.
+        volume: VolumeNumber,
+        /// For how long the requests are waited for.
+        patience: Nanos,
+        /// When it is closed.
+        answer: Answer<Departed>,
+    },
+    /// It is known where a volume is that has left: its connections go there. If it is nowhere, they end.
+    Follow(VolumeNumber),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
@@ -511,7 +553,9 @@ impl Command {
             Self::Listen { .. } => Concern::Listener,
             Self::Adopt(_) => Concern::Client,
             Self::EndRevoked | Self::Explain(..) => Concern::All,
-            Self::Forget(..) | Self::Report(_) | Self::Stop { .. } => Concern::Each,
+            Self::Forget(..) | Self::Follow(_) | Self::Report(_) | Self::Stop { .. } => {
+                Concern::Each
+            }
             Self::Open(..) => Concern::Opening,
             Self::Reconfigure(config, _) => Concern::Volume(VolumeNumber(config.number)),
             Self::GiveUpOpening(volume, _)
@@ -521,6 +565,7 @@ impl Command {
             | Self::Resize(volume, ..)
             | Self::Grow(volume, ..)
             | Self::Snapshot(volume, ..)
+            | Self::Depart { volume, .. }
             | Self::CancelSnapshot(volume, _)
             | Self::SetQos(volume, ..)
             | Self::SetAllow(volume, ..)

@@ -26,8 +26,9 @@ use hdcs_frontend::access::Peer;
 use hdcs_frontend::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNumber};
 use rustix::net::sockopt;
 
-use super::command::{Process, Transport};
+use super::command::{Adopted, Process, Transport, Visit};
 use super::counts::ShardCounts;
+use super::handover::Station;
 use super::leavers::Presence;
 use super::places;
 use super::served::Ended;
@@ -122,11 +123,13 @@ pub struct Connection {
     pub client: Transport,
     session: Box<dyn Session>,
     /// Given back when this is dropped.
-    _place: places::Place,
+    place: places::Place,
     stage: Stage,
     end: End,
-    /// The volume that it was noted to have opened.
-    pub opened: Option<String>,
+    /// What it has opened, once its shard has found that.
+    pub visit: Option<Visit>,
+    /// Where that is.
+    pub station: Station,
     receiving: Option<Key>,
     sending: bool,
     /// Whether the session wanted nothing when it was last asked.
@@ -173,10 +176,11 @@ impl Connection {
             socket,
             client,
             session,
-            _place: place,
+            place,
             stage: Stage::Open,
             end: End::OfSession,
-            opened: None,
+            visit: None,
+            station: Station::Unknown,
             receiving: None,
             sending: false,
             waits: false,
@@ -196,6 +200,59 @@ impl Connection {
             counted: Held::default(),
             account: Account::default(),
             listed: false,
+        }
+    }
+
+    /// Whether it belongs to another shard.
+    pub fn is_to_travel(&self) -> bool {
+        matches!(self.station, Station::Elsewhere { .. } | Station::Waits)
+    }
+
+    /// Whether nothing of it is under way, so that it may go elsewhere.
+    pub fn may_travel(&mut self) -> bool {
+        self.stage == Stage::Open
+            && self.is_still()
+            && !self.sending
+            && self.chunks.is_empty()
+            && self.session.output().is_empty()
+    }
+
+    /// Whether no request of it is under way, and none can come.
+    pub fn is_still(&self) -> bool {
+        self.receiving.is_none() && self.requests == 0 && self.session.in_flight() == 0
+    }
+
+    /// Have the receive under way end soon.
+    pub fn stop_receiving(&self, ring: &mut Ring) {
+        if let Some(key) = self.receiving {
+            ring.cancel(key);
+        }
+    }
+
+    /// What of it travels to another shard.
+    pub fn pack(mut self) -> Adopted {
+        assert!(self.may_travel(), "nothing of it is under way");
+        Adopted {
+            socket: self.socket,
+            session: self.session,
+            client: self.client,
+            place: self.place,
+            visit: self.visit,
+        }
+    }
+
+    /// A connection that comes from elsewhere.
+    pub fn unpack(adopted: Adopted) -> Self {
+        let Adopted {
+            socket,
+            session,
+            client,
+            place,
+            visit,
+        } = adopted;
+        Self {
+            visit,
+            ..Self::new(socket, session, client, place)
         }
     }
 
@@ -271,7 +328,7 @@ impl Connection {
 
     /// Ask the session where it wants to receive, unless a receive is under way.
     pub fn ask_receive(&mut self, host: &mut dyn Host) -> Option<Place> {
-        if self.stage != Stage::Open || self.receiving.is_some() {
+        if self.stage != Stage::Open || self.receiving.is_some() || self.is_to_travel() {
             return None;
         }
         self.waits = false;
@@ -398,7 +455,7 @@ impl Connection {
 
     /// Whether the session must be asked again when buffers have become free.
     pub fn waits(&self) -> bool {
-        self.waits && self.stage == Stage::Open
+        self.waits && self.stage == Stage::Open && !self.is_to_travel()
     }
 
     /// Whether nobody takes its answers any more; true once.
@@ -540,9 +597,7 @@ impl Connection {
     /// End it once what is in flight is answered.
     pub fn shut_down(&mut self, ring: &mut Ring) {
         self.session.shut_down();
-        if let Some(key) = self.receiving {
-            ring.cancel(key);
-        }
+        self.stop_receiving(ring);
     }
 }
 

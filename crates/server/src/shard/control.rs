@@ -34,7 +34,7 @@ use super::jobs::{Job, Move};
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
 use super::residents::Residence;
-use super::served::{Listed, Served};
+use super::served::{Listed, Served, Terms};
 use super::state::ShardState;
 use super::turn::{Listener, NEVER, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
 use super::visits::CLOSED;
@@ -45,7 +45,7 @@ use crate::log_limit::LogLimit;
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
 /// Why nothing is begun any more.
-const STOPPING: &str = "the node is stopping";
+pub(super) const STOPPING: &str = "the node is stopping";
 
 pub(super) fn tell<T, E>(answer: Answer<T, E>, result: Result<T, E>) {
     // Whoever asked may have gone.
@@ -98,6 +98,12 @@ impl Shard {
             }
             Command::Resize(volume, bytes, answer) => self.state.resize(volume, bytes, answer),
             Command::Grow(volume, bytes, answer) => tell(answer, self.state.grow(volume, bytes)),
+            Command::Depart {
+                volume,
+                patience,
+                answer,
+            } => self.depart(volume, patience, answer),
+            Command::Follow(volume) => self.follow(volume),
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
@@ -135,12 +141,7 @@ impl Shard {
                 };
                 tell(answer, result);
             }
-            Command::Explain(name, unopened) => {
-                match unopened {
-                    Some(unopened) => self.state.explained.insert(name, unopened),
-                    None => self.state.explained.remove(&name),
-                };
-            }
+            Command::Explain(name, unopened) => self.state.directory.explain(name, unopened),
             Command::Report(answer) => {
                 let _ = answer.send(Box::new(self.report()));
             }
@@ -252,6 +253,10 @@ impl Shard {
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
+        let opening_id =
+            state
+                .directory
+                .enter(state.shard, number, &spec.name, &spec.allow, spec.continues);
         let slot = state.volumes.insert(Served {
             name: spec.name,
             number,
@@ -270,11 +275,14 @@ impl Shard {
             waiting: std::collections::VecDeque::new(),
             hurry: false,
             listed: Listed::default(),
+            opening_id,
+            published: Terms::default(),
             opening: Some(answer),
             log_identity: opened.log_identity,
             admission: spec.admission,
             log_given_up: false,
             closing: Vec::new(),
+            departing: None,
             resizing: None,
             grown: None,
             snapshotting: None,
@@ -286,6 +294,8 @@ impl Shard {
             residence: spec.residence,
         });
         state.numbers.insert(number, slot);
+        state.departed.remove(&number);
+        state.publish(slot);
         state.perform(slot);
         state.pin_at_opening(slot, spec.pins);
     }
@@ -301,6 +311,7 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
+        self.state.directory.leave(served.number);
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
         if self.config.peers.count() > 1 {
@@ -330,7 +341,10 @@ impl Shard {
         for one in served.waiting.drain(..).chain(waiting) {
             self.state.requests.refuse(self.state.now, one);
         }
-        self.abort_connections(served.number);
+        let has_left = self.has_left(&mut served);
+        if !self.state.departed.contains_key(&served.number) {
+            self.abort_connections(served.number);
+        }
         let left = served.left(self.state.now);
         if let Some(stopping) = &mut self.stopping {
             stopping.closed.push(ClosedReport {
@@ -352,6 +366,9 @@ impl Shard {
         }
         for answer in std::mem::take(&mut served.closing) {
             tell(answer, Ok(left));
+        }
+        if let Some(tell_whoever_moves_it) = has_left {
+            tell_whoever_moves_it();
         }
         if is_owed {
             self.state.keep_closed(slot, served);
@@ -394,6 +411,7 @@ impl Shard {
         let Some(&slot) = self.state.numbers.get(&number) else {
             return tell(answer, Err(NOT_OPEN.to_owned()));
         };
+        self.stay(slot, NOT_OPEN);
         if let Some(served) = self.state.volumes.get_mut(slot) {
             served.closing.push(answer);
             // A log that failed is emptied all the same, since some of it may be in memory alone.
@@ -407,6 +425,7 @@ impl Shard {
         if !destage || !self.state.tier_and_close(number) {
             self.state.step(slot, Event::Close { destage });
         }
+        self.state.publish(slot);
     }
 
     /// Step a volume that is open.
@@ -423,6 +442,7 @@ impl Shard {
             served.backend.set_compression(config.compression);
         }
         self.state.step(slot, Event::Reconfigure(config));
+        self.state.publish(slot);
         Ok(())
     }
 
@@ -502,6 +522,7 @@ impl Shard {
             answers: vec![answer],
             closed: Vec::new(),
         });
+        self.end_those_that_wait();
         // Nobody waits for a limit's sake while the node stops.
         self.state.requests.scheduler.open();
         // Their threads may hang for as long as their backends do; nobody waits for them.
@@ -552,6 +573,7 @@ impl Shard {
                         self.state
                             .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
                         self.state.step(slot, Event::Close { destage });
+                        self.state.publish(slot);
                     }
                 }
                 Some(Act::CloseCache) if number > 0 => {}
@@ -608,7 +630,11 @@ impl Shard {
 impl ShardState {
     pub(super) fn open_slot(&self, number: VolumeNumber) -> Result<u32, String> {
         let slot = *self.numbers.get(&number).ok_or(NOT_OPEN)?;
-        match self.volumes.get(slot).map(|served| served.volume.phase()) {
+        let served = self.volumes.get(slot);
+        if served.is_some_and(|served| served.departing.is_some()) {
+            return Err("the volume is being moved to another shard".to_owned());
+        }
+        match served.map(|served| served.volume.phase()) {
             Some(Phase::Open) => Ok(slot),
             Some(Phase::Opening) => Err("the volume is still replaying its log".to_owned()),
             _ => Err(NOT_OPEN.to_owned()),

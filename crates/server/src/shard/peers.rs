@@ -4,13 +4,14 @@
 //! 1. A shard ends once, cleanly or not, and stays ended.
 //! 2. Whenever a shard ends, the keeper of the cache is woken, which may wait for that.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hdcs_core::cache::ReadCache;
 use hdcs_core::node::stop::Others;
 
 use super::ShardHandle;
+use super::directory::Directory;
 
 /// The shard that closes the cache.
 const KEEPER: usize = 0;
@@ -24,6 +25,7 @@ const GAVE_UP: u8 = 2;
 pub struct Peers {
     /// Known once all of them have been started.
     handles: OnceLock<Vec<ShardHandle>>,
+    directory: Arc<Directory>,
     ends: Vec<AtomicU8>,
     /// Whether a shard has to look at the cache's SSD tier again.
     cache_changed: Vec<AtomicBool>,
@@ -36,10 +38,16 @@ impl Peers {
     pub fn of(count: usize) -> Self {
         Self {
             handles: OnceLock::new(),
+            directory: Arc::default(),
             ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
             cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
             needs_keeper: AtomicBool::new(false),
         }
+    }
+
+    /// The volumes of all of them.
+    pub(super) fn directory(&self) -> &Arc<Directory> {
+        &self.directory
     }
 
     /// How many shards there are.

@@ -101,6 +101,7 @@ impl ShardState {
         }
         served.grown = None;
         self.step(slot, Event::Resize { bytes });
+        self.publish(slot);
         match self.volumes.get(slot) {
             Some(served) if served.volume.config().bytes == bytes => Ok(()),
             _ => {
@@ -200,6 +201,7 @@ impl ShardState {
         for operation in held {
             self.ask_backend(slot, operation);
         }
+        self.publish(slot);
         tell(answer, why.map_or(Ok(()), Err));
     }
 }

@@ -24,6 +24,11 @@ pub struct Scrub {
 }
 
 impl Scrub {
+    /// Of which volume.
+    pub fn volume(&self) -> VolumeNumber {
+        self.volume
+    }
+
     /// Take the end of a piece; whether there is more.
     fn ended(&mut self, found: Scrubbed, now: hdcs_core::base::io::Nanos) -> bool {
         let progress = &self.progress;

@@ -21,6 +21,8 @@ use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, Latencies, OpenFailure, OpenedAs, VolumeReport};
+use super::directory::OpeningId;
+use super::moving::Departing;
 use super::residents::Residence;
 use super::resizing::Resizing;
 use super::snapshots::Snapshotting;
@@ -106,6 +108,19 @@ pub struct Listed {
     pub with_cache: bool,
 }
 
+/// On which terms a volume serves clients: what may change of its [`Export`], but who may open it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Whether it does.
+    pub serves: bool,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether a discard does something.
+    pub discards: bool,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
 /// See the module.
 pub struct Served {
     /// Its name.
@@ -142,6 +157,10 @@ pub struct Served {
     pub hurry: bool,
     /// In which lists of the shard it waits.
     pub listed: Listed,
+    /// Which opening of it this is.
+    pub opening_id: OpeningId,
+    /// What the directory says of it.
+    pub published: Terms,
     /// Who waits for the end of the replay.
     pub opening: Option<Answer<OpenedAs, OpenFailure>>,
     /// Its log, as it was found.
@@ -152,6 +171,8 @@ pub struct Served {
     pub log_given_up: bool,
     /// Who waits for the close.
     pub closing: Vec<Answer<Option<Left>>>,
+    /// Its way to another shard.
+    pub departing: Option<Departing>,
     /// The change of size under way.
     pub resizing: Option<Resizing>,
     /// The size that its backend has grown to, until the volume has it.
@@ -205,6 +226,7 @@ impl Served {
     pub fn is_changing(&self) -> bool {
         self.volume.phase() != Phase::Open
             || self.opening.is_some()
+            || self.departing.is_some()
             || self.resizing.is_some()
             || self.snapshotting.is_some()
             || self.tier_out.is_some()
@@ -217,20 +239,32 @@ impl Served {
             && (self.volume.log_is_stuck() || has_failed())
     }
 
-    /// What frontends may know, if it serves.
-    pub fn export(&self) -> Option<Export> {
+    /// On which terms it serves clients.
+    pub fn terms(&self) -> Terms {
         use hdcs_core::volume::Policy;
         let is_leaving = self.tier_out.is_some_and(|one| one.then_closes());
         let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
-        (is_open && !is_leaving).then(|| Export {
+        let config = self.volume.config();
+        Terms {
+            serves: is_open && !is_leaving && self.departing.is_none(),
+            bytes: config.bytes,
+            discards: config.discard == Discard::Pass,
+            read_only: self.backend.capabilities().read_only
+                || config.policy == Policy::ReadOnly
+                || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+        }
+    }
+
+    /// What frontends may know, if it serves.
+    pub fn export(&self) -> Option<Export> {
+        let terms = self.terms();
+        terms.serves.then(|| Export {
             number: self.number,
             name: self.name.clone(),
-            bytes: self.volume.config().bytes,
-            discards: self.volume.config().discard == Discard::Pass,
+            bytes: terms.bytes,
+            discards: terms.discards,
             allow: self.allow.clone(),
-            read_only: self.backend.capabilities().read_only
-                || self.volume.config().policy == Policy::ReadOnly
-                || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+            read_only: terms.read_only,
         })
     }
 

@@ -3,7 +3,7 @@
 //! Invariants: see [`super::turn`].
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_
 use super::ciphered_log::Write;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
+use super::directory::{Directory, OpeningId, Refusal};
 use super::due::Due;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
@@ -50,8 +51,12 @@ pub struct ShardState {
     pub volumes: Slots<Served>,
     pub closed_volumes: ClosedVolumes,
     pub numbers: BTreeMap<VolumeNumber, u32>,
-    /// Why volumes that the node has are not open, by name.
-    pub explained: HashMap<String, Unopened>,
+    /// Which of the node's shards this is.
+    pub shard: usize,
+    /// What clients are told of all of the node's volumes.
+    pub directory: Arc<Directory>,
+    /// Volumes that have left for another shard, whose connections wait to be told to follow.
+    pub departed: BTreeMap<VolumeNumber, OpeningId>,
     /// When the log may say again that a client was refused a volume.
     pub refusal_said: Cell<Nanos>,
     /// Where clients' comings and goings are noted.
@@ -89,32 +94,22 @@ pub struct SessionHost<'a> {
 
 impl Host for SessionHost<'_> {
     fn exports(&self) -> Vec<Export> {
-        let mut exports: Vec<Export> = self
-            .state
-            .volumes
-            .iter()
-            .filter_map(|(_, served)| served.export())
-            .collect();
-        exports.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        exports
+        self.state.directory.exports()
     }
 
     fn export(&self, name: &str) -> Option<Export> {
-        let mut served = self.state.volumes.iter().map(|(_, served)| served);
-        served.find(|served| served.name == name)?.export()
+        self.state.directory.export(name)
     }
 
     fn why_not(&self, name: &str) -> Option<Unopened> {
-        self.state.explained.get(name).cloned()
+        self.state.directory.why_not(name)
     }
 
     fn refused(&self, name: &str, peer: &Peer) {
         self.state.note_refused(name, self.client, peer);
-        let mut volumes = self.state.volumes.iter();
-        let is_denied =
-            volumes.any(|(_, served)| served.name == name && !served.allow.lets_in(peer));
+        let refusal = self.state.directory.refusal(name, peer);
         let (now, said) = (self.state.now, &self.state.refusal_said);
-        if is_denied && said.get() <= now {
+        if refusal == (Refusal::Denied { is_open: true }) && said.get() <= now {
             said.set(now.plus(REFUSAL_PAUSE));
             tracing::warn!(
                 volume = name,
@@ -137,7 +132,11 @@ impl Host for SessionHost<'_> {
     }
 
     fn volumes(&self) -> usize {
-        self.state.numbers.len()
+        self.state.directory.count()
+    }
+
+    fn serves(&self, volume: VolumeNumber) -> bool {
+        self.state.numbers.contains_key(&volume)
     }
 
     fn submit(&mut self, volume: VolumeNumber, id: RequestId, request: Request) {
@@ -157,6 +156,27 @@ impl ShardState {
     /// The volume of a number.
     pub fn served(&self, number: VolumeNumber) -> Option<&Served> {
         self.volumes.get(*self.numbers.get(&number)?)
+    }
+
+    /// Have the directory say what is exported of a volume, if that has changed. It costs next to nothing if not.
+    pub fn publish(&mut self, slot: u32) {
+        let Some(served) = self.volumes.get_mut(slot) else {
+            return;
+        };
+        let terms = served.terms();
+        if std::mem::replace(&mut served.published, terms) != terms {
+            self.directory.publish(served.number, served.export());
+        }
+    }
+
+    /// See the invariants of [`super::directory`].
+    pub fn check_directory(&self) {
+        for (_, served) in self.volumes.iter() {
+            let home = self.directory.home(served.number);
+            let home = home.expect("the directory has every volume");
+            assert_eq!((home.shard, home.opening), (self.shard, served.opening_id));
+            assert_eq!(self.directory.exported(served.number), served.export());
+        }
     }
 
     /// Count what a connection to a volume holds now.

@@ -46,6 +46,7 @@ use super::connection::{Connection, introduce};
 use super::control::NOT_OPEN;
 use super::counts::ShardCounts;
 use super::due::Due;
+use super::handover::Station;
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
 use super::jobs::Job;
@@ -150,10 +151,14 @@ pub struct Shard {
     /// began to.
     waiters: VecDeque<u32>,
     /// Connections that nothing is received from until the log is written, or this time has come.
-    held: Vec<u32>,
+    pub held: Vec<u32>,
     /// Connections that broke off, whose requests are still to be withdrawn.
     broken: Vec<(VolumeNumber, u32)>,
     held_until: Nanos,
+    /// When shards that were busy are asked again to take connections.
+    pub hand_over_at: Nanos,
+    /// How long volumes that are on their way out are waited for.
+    pub departures_until: Nanos,
     /// How much work connections may submit. See [`hdcs_frontend::work_of`].
     turns: Turns,
     /// The longest turn of late.
@@ -236,7 +241,9 @@ impl Shard {
             volumes: Slots::default(),
             closed_volumes: ClosedVolumes::default(),
             numbers: BTreeMap::new(),
-            explained: HashMap::new(),
+            shard: config.number,
+            directory: Arc::clone(config.peers.directory()),
+            departed: BTreeMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
             due: Due::default(),
@@ -269,6 +276,8 @@ impl Shard {
             held: Vec::new(),
             broken: Vec::new(),
             held_until: NEVER,
+            hand_over_at: NEVER,
+            departures_until: NEVER,
             turns: Turns::default(),
             longest_turn: LongestTurn::default(),
             counts: ShardCounts::default(),
@@ -360,6 +369,7 @@ impl Shard {
             self.release();
         }
         self.accept_again();
+        self.hand_over_again();
         self.look_at_connections();
         // Whatever ended may have freed the buffer that one of them waits for. They keep their places before others.
         if !self.waiters.is_empty() {
@@ -383,6 +393,11 @@ impl Shard {
         }
         self.run_gatherings();
         let has_stopped = self.go_on_stopping();
+        // With many volumes it would cost more than all else.
+        let checks_every = 1 + self.state.volumes.len() as u64 / 16;
+        if cfg!(debug_assertions) && self.counts.turns.is_multiple_of(checks_every) {
+            self.state.check_directory();
+        }
         if let Some(device) = &self.config.cache_device {
             self.identity.go_on(&mut self.state, &device.place);
             if self.stopping.is_none() {
@@ -430,6 +445,8 @@ impl Shard {
         let others = [
             self.look_at,
             self.held_until,
+            self.hand_over_at,
+            self.departures_until,
             self.scrub_wakeup(),
             self.gatherings_wakeup(),
         ];
@@ -519,6 +536,7 @@ impl Shard {
         // Most have no volume before, so what they take of it is counted with the volume they have now.
         let (volume, held) = (connection.volume(), as_counted(connection.held()));
         self.state.count(volume, &mut connection.counted, held);
+        self.look_for_volume(slot);
         self.list(slot);
     }
 
@@ -654,7 +672,9 @@ impl Shard {
             let ring = &mut self.state.ring;
             has_freed |=
                 connection.serve(self.state.now, slot, place, count, ring, &mut self.counts);
+            self.look_for_volume(slot);
             self.note_visit(slot);
+            self.hand_over(slot);
             let Some(connection) = self.connections.get_mut(slot) else {
                 continue;
             };
@@ -672,6 +692,11 @@ impl Shard {
             } else if connection.waits() || flooded {
                 self.waiters.push_back(slot);
             }
+            // A volume that is on its way out may wait for the last of its requests.
+            let leaves = (self.connections.get(slot)).is_some_and(|one| {
+                one.station == Station::Waits && one.is_still() && self.departures_until != NEVER
+            });
+            self.pressed |= leaves;
             // It may be its next turn that it waits for.
             let connection = self.connections.get(slot);
             self.pressed |= connection.is_some_and(|connection| {
@@ -734,15 +759,23 @@ impl Shard {
     }
 
     /// Begin to serve a client.
-    pub fn insert(&mut self, mut connection: Connection) {
-        let held = as_counted(connection.held());
-        self.state.count(None, &mut connection.counted, held);
+    pub fn insert(&mut self, connection: Connection) -> u32 {
         let slot = self.connections.insert(connection);
+        self.recount(slot);
         if self.look_at == NEVER {
             let period = self.config.connections.look_period();
             self.look_at = self.state.now.plus(period);
         }
         self.list(slot);
+        slot
+    }
+
+    /// Count what a connection holds that is new here.
+    pub fn recount(&mut self, slot: u32) {
+        if let Some(connection) = self.connections.get_mut(slot) {
+            let (number, held) = (connection.volume(), as_counted(connection.held()));
+            self.state.count(number, &mut connection.counted, held);
+        }
     }
 
     /// A connection was one too many. Whoever tries again and again does not fill the log.
@@ -775,10 +808,8 @@ impl Shard {
             let Some(why) = connection.look(now, &self.config.connections) else {
                 continue;
             };
-            let number = connection.volume();
-            let served = number.and_then(|number| self.state.numbers.get(&number));
-            let served = served.and_then(|&slot| self.state.volumes.get(slot));
-            let volume = served.map_or("none", |served| &served.name);
+            let visit = connection.visit.as_ref();
+            let volume = visit.map_or("none", |visit| &visit.name);
             tracing::warn!(
                 volume,
                 client = %connection.client,
@@ -817,12 +848,15 @@ impl Shard {
             if let Some(served) = self.state.volumes.get_mut(slot) {
                 served.listed.to_settle = false;
             }
+            self.state.publish(slot);
             self.settle_one(slot);
+            self.state.publish(slot);
             let served = self.state.volumes.get(slot);
             if served.is_some_and(Served::is_changing) {
                 self.state.settle_later(slot);
             }
         }
+        self.note_departures();
         settling.append(&mut self.state.settling);
         self.state.settling = settling;
     }
@@ -840,6 +874,7 @@ impl Shard {
                     .give_up_snapshot(slot, SnapshotFailure::Now(NOT_OPEN));
                 self.state.go_on_resizing(slot);
             }
+            Phase::Open if served.departing.is_some() => self.go_on_departing(slot),
             Phase::Open => {
                 // A resize or a snapshot would wait for the same for ever; the close ends it.
                 if served.is_to_close_stuck() {

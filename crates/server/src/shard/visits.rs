@@ -6,10 +6,11 @@ use std::io;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_device::Errno;
 use hdcs_frontend::Ending;
-use hdcs_frontend::access::{Allow, Peer};
+use hdcs_frontend::access::Peer;
 
 use super::command::Transport;
 use super::connection::Connection;
+use super::directory::Refusal;
 use super::state::ShardState;
 use super::turn::Shard;
 use crate::events::{Recorder, outcome_of};
@@ -18,14 +19,11 @@ impl ShardState {
     /// A client asked for an export that it does not get. Whoever may know why is told by the handshake; whoever operates
     /// the node is told here.
     pub fn note_refused(&self, name: &str, client: Transport, peer: &Peer) {
-        let may_know = |allow: &Allow| allow.lets_in(peer);
-        let open = self.volumes.iter().find(|(_, one)| one.name == name);
-        let why = match (open, self.explained.get(name)) {
-            (Some((_, served)), _) if !may_know(&served.allow) => not_allowed(name),
-            (None, Some(unopened)) if !may_know(&unopened.allow) => not_allowed(name),
-            (None, Some(unopened)) => format!("the volume is not open: {}", unopened.why),
-            (Some(_), _) => "the volume is not open yet".to_owned(),
-            (None, None) => "there is no such export".to_owned(),
+        let why = match self.directory.refusal(name, peer) {
+            Refusal::Denied { .. } => not_allowed(name),
+            Refusal::Unopened(why) => format!("the volume is not open: {why}"),
+            Refusal::Changing => "the volume is not open yet".to_owned(),
+            Refusal::Unknown => "there is no such export".to_owned(),
         };
         let event = Event::new("connect", Outcome::Refused, client.who(peer));
         let event = if name.is_empty() {
@@ -47,23 +45,19 @@ impl Shard {
         let Some(connection) = self.connections.get_mut(slot) else {
             return;
         };
-        if connection.opened.is_none()
-            && let Some(number) = connection.volume()
-        {
-            let served = self.state.numbers.get(&number);
-            let served = served.and_then(|&slot| self.state.volumes.get(slot));
-            let name = served.map_or_else(String::new, |served| served.name.clone());
+        let visit = connection.visit.as_mut();
+        if let Some(visit) = visit.filter(|visit| !visit.is_noted) {
+            visit.is_noted = true;
+            let name = visit.name.clone();
             let event = about(connection, "connect", Outcome::Done).of(&name);
             self.state.events.note(event);
-            connection.opened = Some(name);
         }
         let Some(why) = connection.end() else {
             return;
         };
-        let opened = connection.opened.clone();
         let event = about(connection, "disconnect", outcome_of(&why)).why(why.to_string());
-        self.state.events.note(match opened {
-            Some(name) => event.of(name),
+        self.state.events.note(match &connection.visit {
+            Some(visit) => event.of(&visit.name),
             None => event,
         });
     }

@@ -7,6 +7,7 @@ mod faults;
 mod gather;
 mod group;
 mod node;
+mod several;
 
 use std::io::{Read, Write};
 

@@ -107,6 +107,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         admission: std::sync::Arc::new(Welcome),
         memory: hdcs_backend::memory::VolumeMemory::unlimited(64 << 20),
         shard: None,
+        continues: None,
         residence: Residence::default(),
         qos: hdcs_core::node::qos::Qos::default(),
         config,

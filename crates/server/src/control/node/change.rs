@@ -1,5 +1,8 @@
 //! What is done to a volume that goes on serving: settings, size, flush, cache, check.
 
+use std::collections::BTreeMap;
+
+use hdcs_api::value::Value;
 use hdcs_api::{ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange};
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::SECTOR_BYTES;
@@ -8,7 +11,7 @@ use hdcs_frontend::VolumeNumber;
 use super::home::check_resize;
 use super::places::refuse_longer_image;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
-use crate::catalogue::{Found, check_volume_bytes};
+use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
 use crate::control::link::Link;
 use crate::control::node_report::NodeReport;
@@ -31,9 +34,33 @@ async fn bytes_of(number: VolumeNumber, link: &Link) -> Option<u64> {
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
-        let _busy = self.volumes.begin(name, "changed")?;
+        let what = if request.shard.is_some() {
+            "moved"
+        } else {
+            "changed"
+        };
+        let _busy = self.volumes.begin(name, what)?;
         let mut entry = self.volumes.entry(name)?;
-        for (key, value) in request.settings {
+        if let Some(shard) = request.shard {
+            self.check_shard(name, shard)?;
+        }
+        if !request.settings.is_empty() {
+            self.set_settings(name, &mut entry, request.settings)
+                .await?;
+        }
+        if let Some(shard) = request.shard {
+            self.move_to(&entry, shard).await?;
+        }
+        self.volume(name).await
+    }
+
+    async fn set_settings(
+        &self,
+        name: &str,
+        entry: &mut Entry,
+        settings: BTreeMap<String, Option<Value>>,
+    ) -> Result<(), ApiError> {
+        for (key, value) in settings {
             if let Some(value) = value {
                 entry.settings.insert(key, value);
             } else {
@@ -45,13 +72,13 @@ impl Node {
         let memory = self.memories.of(entry.number);
         let config = self
             .setup
-            .core_config(&entry, self.volumes.entries().len(), memory.as_deref())
+            .core_config(entry, self.volumes.entries().len(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
         let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
-        self.catalogue.update(&entry).await?;
-        self.volumes.put(entry, None);
+        self.catalogue.update(entry).await?;
+        self.volumes.put(entry.clone(), None);
         self.link
             .ask("changing it", COMMAND_TIME_MAX, |answer| {
                 Command::SetAllow(number, settings.allow, answer)
@@ -66,8 +93,7 @@ impl Node {
             .ask("changing it", COMMAND_TIME_MAX, |answer| {
                 Command::SetQos(number, qos, answer)
             })
-            .await?;
-        self.volume(name).await
+            .await
     }
 
     /// Change the size of a volume.

@@ -21,6 +21,7 @@ mod heat;
 mod home;
 mod looks;
 mod memory;
+mod moving;
 mod open;
 mod pins;
 mod places;

@@ -46,6 +46,7 @@ use super::create::{check_log_place, is_block_device, make_log};
 use super::delete::{DELETED, Leaving, forget_cached};
 use super::entries::Catalogue;
 use super::home::make_home;
+use super::moving::Destination;
 use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
 use super::volumes::Busy;
@@ -212,7 +213,12 @@ impl fmt::Display for NotOpen {
 
 impl Node {
     /// Have the shard open a volume; what it says, and what of it is recorded.
-    async fn ask_to_open(&self, entry: &Entry, volumes: usize) -> Result<OpenedAs, OpenFailure> {
+    async fn ask_to_open(
+        &self,
+        entry: &Entry,
+        volumes: usize,
+        destination: Destination,
+    ) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let gate = Arc::new(self.catalogue.gate(entry));
         let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
@@ -221,10 +227,12 @@ impl Node {
             .reserve(entry, self.volumes.entries_that_stay())
             .map_err(short)?;
         self.wait_for_memory().await?;
-        let spec = self
+        let mut spec = self
             .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
+        spec.shard = destination.shard;
+        spec.continues = destination.continues;
         let (answer, answered) = oneshot::channel();
         let stopping = || refused("the node is stopping".to_owned());
         if !self.link.send(Command::Open(Box::new(spec), answer)) {
@@ -257,8 +265,18 @@ impl Node {
         Ok(())
     }
 
-    /// Open a volume, and note what became of it.
+    /// Open a volume on the shard that has least to do, and note what became of it.
     pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
+        self.open_at(entry, volumes, Destination::default()).await
+    }
+
+    /// The same on a certain shard.
+    pub(super) async fn open_at(
+        &self,
+        entry: &Entry,
+        volumes: usize,
+        destination: Destination,
+    ) -> Result<(), OpenFailure> {
         let attempts = match self.volumes.not_open(entry.name.as_str()) {
             Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
             _ => 1,
@@ -269,7 +287,7 @@ impl Node {
             hang_time: hang_time(&entry.backend_url(self.setup.layout())),
         };
         lock(&self.openings).insert(entry.name.to_string(), opening);
-        let result = self.ask_to_open(entry, volumes).await;
+        let result = self.ask_to_open(entry, volumes, destination).await;
         lock(&self.openings).remove(entry.name.as_str());
         let mut entry = entry.clone();
         let not_open = match &result {

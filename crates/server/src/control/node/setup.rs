@@ -185,6 +185,7 @@ impl Setup {
             admission,
             memory,
             shard: None,
+            continues: None,
             residence: Residence::default(),
         })
     }

@@ -1,0 +1,256 @@
+//! A volume leaves this shard for another one, and its connections follow it.
+//!
+//! ```text
+//!           Depart                 nothing is under way              closed
+//!  serving ───────▶ held (Waits) ────────────────────▶ closing ───────────▶ gone, its connections wait ── Follow ─▶
+//!     ▲                  │ too late, closed, or the node stops                 for where it is opened        they go
+//!     └──────────────────┘                                                                                   there
+//! ```
+//!
+//! Invariants:
+//! 1. While it is held no client's request is taken, and none is lost: what has come waits in its session, the rest in its
+//!    socket.
+//! 2. The volume is closed only when every request was answered, and without destage: what it has in its log is there
+//!    where it is opened.
+//! 3. A connection waits until it is said where the volume is, and ends if that is nowhere.
+//! 4. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
+//!    before it comes back.
+//!
+//! Failure: a volume whose requests do not end in time goes on here. From when it closes there is no way back; whoever
+//! moves it opens it elsewhere, and says [`Command::Follow`] in any case.
+//!
+//! [`Command::Follow`]: super::command::Command::Follow
+
+use hdcs_core::base::io::Nanos;
+use hdcs_core::volume::{Event, Phase};
+use hdcs_frontend::{Ending, VolumeNumber};
+
+use super::command::{Answer, Departed};
+use super::control::{NOT_OPEN, STOPPING, tell};
+use super::directory::OpeningId;
+use super::handover::Station;
+use super::served::Served;
+use super::state::ShardState;
+use super::turn::{NEVER, Shard};
+
+/// Why a volume stays.
+const TOO_SLOW: &str = "its clients' requests did not end in time, so it stays where it is: see `hdcs volume show` \
+                        for what it waits for, and move it again";
+const WAS_CLOSED: &str = "it was closed";
+
+/// A volume on its way out.
+#[derive(Debug)]
+pub struct Departing {
+    until: Nanos,
+    answer: Answer<Departed>,
+    /// Whether it closes: there is no way back.
+    closes: bool,
+}
+
+impl Served {
+    /// Why it cannot go elsewhere now.
+    fn refuses_to_depart(
+        &self,
+        destage_left_bytes: u64,
+        policy_left_bytes: u64,
+    ) -> Option<&'static str> {
+        if self.departing.is_some() {
+            Some("it is being moved already")
+        } else if self.opening.is_some() {
+            Some("it is still being opened")
+        } else if self.resizing.is_some() {
+            Some("a resize is under way; wait for its end")
+        } else if self.snapshotting.is_some() {
+            Some("a snapshot is under way; wait for its end")
+        } else if self.tier_out.is_some() || destage_left_bytes > 0 {
+            Some("a flush is under way; wait for its end, or cancel it")
+        } else if self.volume.log_failed() || self.log_given_up || policy_left_bytes > 0 {
+            Some("its write log is being emptied, or has failed; `hdcs volume show` says why")
+        } else if self.volume.log_is_stuck() {
+            Some("the device of its write log does not answer")
+        } else {
+            None
+        }
+    }
+}
+
+impl ShardState {
+    /// Whether this opening of a volume is on its way to another shard.
+    pub(super) fn is_departing(&self, number: VolumeNumber, opening: OpeningId) -> bool {
+        let served = self.served(number).filter(|one| one.departing.is_some());
+        served.is_some_and(|served| served.opening_id == opening)
+            || self.departed.get(&number) == Some(&opening)
+    }
+}
+
+impl Shard {
+    /// Begin to let go of a volume, for another shard, if its requests end within this time. Answered when it is closed
+    /// here.
+    pub(super) fn depart(
+        &mut self,
+        number: VolumeNumber,
+        patience: Nanos,
+        answer: Answer<Departed>,
+    ) {
+        let slot = match self.may_depart(number) {
+            Ok(slot) => slot,
+            Err(why) => return tell(answer, Err(why)),
+        };
+        let until = self.state.now.plus(patience);
+        if let Some(served) = self.state.volumes.get_mut(slot) {
+            served.departing = Some(Departing {
+                until,
+                answer,
+                closes: false,
+            });
+        }
+        self.departures_until = self.departures_until.min(until);
+        self.state.publish(slot);
+        self.state.settle_later(slot);
+        for slot in 0..self.connections.end() {
+            if let Some(connection) = self.connections.get_mut(slot)
+                && connection.volume() == Some(number)
+            {
+                connection.station = Station::Waits;
+                connection.stop_receiving(&mut self.state.ring);
+                self.list(slot);
+            }
+        }
+    }
+
+    fn may_depart(&self, number: VolumeNumber) -> Result<u32, String> {
+        let slot = self.state.open_slot(number)?;
+        let served = self.state.volumes.get(slot).ok_or(NOT_OPEN)?;
+        let stats = served.volume.stats(self.state.now);
+        let (destage, policy) = (
+            stats.destage_all_remaining_bytes,
+            stats.policy_remaining_bytes,
+        );
+        if let Some(why) = served.refuses_to_depart(destage, policy) {
+            return Err(why.to_owned());
+        }
+        if self.jobs.iter().any(|(_, job)| job.volume == number) {
+            return Err("a range is being promoted or evicted; wait for its end".to_owned());
+        }
+        if self
+            .scrubs
+            .iter()
+            .any(|(_, scrub)| scrub.volume() == number)
+        {
+            return Err("it is being scrubbed; wait for its end, or cancel it".to_owned());
+        }
+        Ok(slot)
+    }
+
+    /// The next step of a volume that is on its way out.
+    pub(super) fn go_on_departing(&mut self, slot: u32) {
+        let Some(served) = self.state.volumes.get(slot) else {
+            return;
+        };
+        let Some(departing) = &served.departing else {
+            return;
+        };
+        if departing.closes {
+            return;
+        }
+        if self.state.now >= departing.until {
+            return self.stay(slot, TOO_SLOW);
+        }
+        let number = served.number;
+        let mut theirs = self.connections.iter();
+        let busy = theirs.any(|(_, one)| one.volume() == Some(number) && !one.is_still());
+        let queued = self.state.requests.scheduler.queued_bytes(served.flow);
+        if busy || served.requests > 0 || !served.waiting.is_empty() || queued > 0 {
+            return;
+        }
+        if let Some(served) = self.state.volumes.get_mut(slot) {
+            // As when it is closed by hand.
+            served.backend.end_retries();
+            if let Some(departing) = &mut served.departing {
+                departing.closes = true;
+            }
+        }
+        self.state.step(slot, Event::Close { destage: false });
+    }
+
+    /// A volume does not go, or not to where it was to go: its clients are served again as far as it serves.
+    pub(super) fn stay(&mut self, slot: u32, why: &str) {
+        let Some(served) = self.state.volumes.get_mut(slot) else {
+            return;
+        };
+        let Some(departing) = served.departing.take() else {
+            return;
+        };
+        let number = served.number;
+        self.state.publish(slot);
+        for slot in 0..self.connections.end() {
+            if let Some(connection) = self.connections.get_mut(slot)
+                && connection.volume() == Some(number)
+            {
+                connection.station = Station::Here;
+                self.list(slot);
+            }
+        }
+        tell(departing.answer, Err(why.to_owned()));
+    }
+
+    /// A volume that was on its way out has left its slot. What is to be told once somebody else may open it.
+    pub(super) fn has_left(&mut self, served: &mut Served) -> Option<impl FnOnce() + use<>> {
+        let departing = served.departing.take()?;
+        let left = served.left(self.state.now);
+        let is_closed = departing.closes && served.volume.phase() == Phase::Closed;
+        if is_closed {
+            self.state.departed.insert(served.number, served.opening_id);
+        }
+        let opening = served.opening_id;
+        Some(move || {
+            let result = if is_closed {
+                Ok(Departed { left, opening })
+            } else {
+                Err(WAS_CLOSED.to_owned())
+            };
+            tell(departing.answer, result);
+        })
+    }
+
+    /// It is known where a volume is that has left: its connections go there, or end.
+    pub(super) fn follow(&mut self, number: VolumeNumber) {
+        self.state.departed.remove(&number);
+        for slot in 0..self.connections.end() {
+            let connection = self.connections.get(slot);
+            let waits = connection.is_some_and(|connection| {
+                connection.volume() == Some(number) && connection.station == Station::Waits
+            });
+            if waits {
+                self.find_home(slot);
+                self.list(slot);
+            }
+        }
+    }
+
+    /// The node stops: nobody waits for a volume that has left.
+    pub(super) fn end_those_that_wait(&mut self) {
+        for slot in 0..self.state.volumes.end() {
+            self.stay(slot, STOPPING);
+        }
+        self.state.departed.clear();
+        for slot in 0..self.connections.end() {
+            let connection = self.connections.get(slot);
+            if connection.is_some_and(|one| one.station == Station::Waits) {
+                self.end(slot, Ending::NodeStops);
+                self.list(slot);
+            }
+        }
+    }
+
+    /// When the patience with a volume that is on its way out comes to its end.
+    pub(super) fn note_departures(&mut self) {
+        if self.state.now < self.departures_until {
+            return;
+        }
+        let volumes = self.state.volumes.iter();
+        let departing = volumes.filter_map(|(_, served)| served.departing.as_ref());
+        let until = departing.filter(|one| !one.closes).map(|one| one.until);
+        self.departures_until = until.min().unwrap_or(NEVER);
+    }
+}

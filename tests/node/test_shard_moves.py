@@ -1,0 +1,190 @@
+"""Several threads of the data path: clients come to any, and volumes move between them under load."""
+
+import json
+import subprocess
+import time
+
+import nbd
+import pytest
+
+from daemon import Daemon, hdcs, refused
+from programs import CLIENT_SECONDS, MIB, run
+from tls_daemon import TlsDaemon, tls_sh
+
+SHARDS = {"shards": 3, "memory_max_mib": 512, "volumes_memory_mib": 200, "cache_total_size_mib": 64}
+SIZE = 64 * MIB
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """An authority with a server and a client, `a`."""
+    directory = tmp_path_factory.mktemp("authority")
+    tls_sh(directory)
+    tls_sh(directory, "client", "a", "DNS:a.example")
+    return directory
+
+
+def shard_of(daemon, name):
+    return daemon.volume(name)["shard"]
+
+
+def move(daemon, name, to):
+    daemon.ok("volume", "set", name, "--shard", str(to))
+    assert shard_of(daemon, name) == to
+
+
+def move_while(daemon, name, process, connections):
+    """Move a volume round and round, from when a client has so many connections to it until it ends; how often."""
+    daemon.until(lambda: daemon.volume(name)["connections"] >= connections or process.poll() is not None)
+    moves = 0
+    deadline = time.monotonic() + CLIENT_SECONDS
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        move(daemon, name, (shard_of(daemon, name) + 1) % 3)
+        moves += 1
+    return moves
+
+
+def test_every_client_reaches_every_volume(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        names = [f"v{number}" for number in range(6)]
+        for number, name in enumerate(names):
+            daemon.create(name)
+            daemon.write(name, bytes([number + 1]) * MIB)
+        assert len({shard_of(daemon, name) for name in names}) == 3
+        clients = [daemon.nbd(name) for name in names]
+        for number, client in enumerate(clients):
+            assert client.pread(MIB, 0) == bytes([number + 1]) * MIB
+        assert [daemon.volume(name)["connections"] for name in names] == [1] * 6
+        listed = json.loads(run("nbdinfo", "--list", "--json", daemon.uri()).stdout)
+        assert sorted(export["export-name"] for export in listed["exports"]) == names
+        info = json.loads(run("nbdinfo", "--map", "--json", daemon.uri("v5")).stdout)
+        assert sum(extent["length"] for extent in info) == 16 * MIB
+        daemon.ok("volume", "delete", "v0", "--discard-dirty")
+        with pytest.raises(nbd.Error):
+            clients[0].pread(512, 0)
+        with pytest.raises(nbd.Error):
+            daemon.nbd("v0")
+        assert clients[1].pread(MIB, 0) == bytes([2]) * MIB
+
+
+def test_volume_moves_while_fio_verifies_what_it_wrote(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", size="64M")
+        fio = subprocess.Popen(
+            ["fio", "--name=v", "--thread", "--ioengine=nbd", f"--uri={daemon.uri('v')}", "--rw=randwrite",
+             "--bsrange=512-64k", "--iodepth=32", "--size=48m", "--io_size=192m", "--verify=crc32c",
+             "--verify_backlog=256", "--do_verify=1", "--verify_fatal=1",
+             "--verify_state_save=0"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        moves = move_while(daemon, "v", fio, 1)
+        output = fio.communicate()[0]
+        assert fio.returncode == 0, output
+        assert moves >= 3, f"it ended after {moves} moves"
+        daemon.stop()
+        assert "BAD" not in hdcs("check", daemon.data).stdout
+
+
+def test_volume_moves_while_it_is_copied_in_and_out(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", size="64M")
+        source = tmp_path / "source"
+        with open("/dev/urandom", "rb") as random:
+            source.write_bytes(random.read(SIZE))
+        for number in range(3):
+            copies = [(source, daemon.uri("v")), (daemon.uri("v"), tmp_path / f"copy{number}")]
+            for come, go in copies:
+                copy = subprocess.Popen(["nbdcopy", "--flush", "--connections=2", str(come), str(go)])
+                move_while(daemon, "v", copy, 2)
+                assert copy.returncode == 0
+            assert (tmp_path / f"copy{number}").read_bytes() == source.read_bytes()
+        daemon.stop()
+        daemon.start()
+        assert daemon.read_all("v", SIZE) == source.read_bytes()
+
+
+def test_tls_clients_follow_their_volume(tmp_path, authority):
+    with TlsDaemon(tmp_path, authority, SHARDS) as daemon:
+        daemon.create("v", "--allow", "a.example")
+        client = daemon.open("v", "a")
+        for number in range(9):
+            data = bytes([number + 1]) * MIB
+            client.pwrite(data, number * MIB)
+            move(daemon, "v", number % 3)
+            assert client.pread(MIB, number * MIB) == data
+        other = daemon.open("v", "a")
+        assert other.pread(MIB, 0) == bytes([1]) * MIB
+        assert daemon.listed("a") == ["v"]
+        # Nobody loses a right on the way, or keeps one.
+        daemon.ok("volume", "set", "v", "allow=default")
+        with pytest.raises(nbd.Error):
+            client.pread(512, 0)
+
+
+def test_move_keeps_what_is_unflushed_over_a_crash(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v")
+        client = daemon.nbd("v")
+        for number in range(6):
+            client.pwrite(bytes([number + 1]) * MIB, number * MIB)
+            move(daemon, "v", number % 3)
+        client.flush()
+        daemon.kill()
+        daemon.start()
+        for number in range(6):
+            assert daemon.read("v", MIB, number * MIB) == bytes([number + 1]) * MIB
+
+
+def test_volume_that_moves_reads_nothing_old_from_the_cache(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", "--set", "cache_promote_hits=1")
+        client = daemon.nbd("v")
+        for number in range(9):
+            data = bytes([number + 1]) * MIB
+            client.pwrite(data, 0)
+            daemon.ok("volume", "flush", "v")
+            daemon.ok("volume", "promote", "v", "--offset", "0", "--length", "1M")
+            for _ in range(3):
+                assert client.pread(MIB, 0) == data
+            move(daemon, "v", number * 2 % 3)
+            assert client.pread(MIB, 0) == data
+
+
+def test_move_says_what_is_wrong(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v")
+        at = shard_of(daemon, "v")
+        refused(daemon.cli("volume", "set", "v", "--shard", "3"), 2, "there is no shard 3", "0 to 2")
+        refused(daemon.cli("volume", "set", "w", "--shard", "0"), 1, "no volume w")
+        refused(daemon.cli("volume", "set", "v", "--shard", "x"), 2, "--shard")
+        refused(daemon.cli("volume", "set", "v"), 2, "required")
+        assert shard_of(daemon, "v") == at
+        move(daemon, "v", at)
+        # Settings change first, then it moves.
+        daemon.ok("volume", "set", "v", "--shard", str((at + 1) % 3), "qos_weight=7")
+        volume = daemon.volume("v")
+        assert (volume["shard"], volume["settings"]["qos_weight"]) == ((at + 1) % 3, 7)
+
+
+def test_move_of_a_node_with_one_shard_is_refused(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        daemon.create("v")
+        refused(daemon.cli("volume", "set", "v", "--shard", "1"), 2, "only shard 0", "`shards`")
+        daemon.ok("volume", "set", "v", "--shard", "0")
+
+
+def test_volume_whose_requests_hang_stays(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        image = tmp_path / "image"
+        image.write_bytes(b"x" * (16 * MIB))
+        daemon.create("v", "--backend", f"file:{image}?delay_us=15000000")
+        at = shard_of(daemon, "v")
+        client = daemon.nbd("v")
+        buffer = nbd.Buffer(4096)
+        cookie = client.aio_pread(buffer, 0)
+        client.poll(100)
+        refused(daemon.cli("volume", "set", "v", "--shard", str((at + 1) % 3)), 1, "did not end in time")
+        while not client.aio_command_completed(cookie):
+            client.poll(1000)
+        assert buffer.to_bytearray() == b"x" * 4096
+        assert shard_of(daemon, "v") == at
