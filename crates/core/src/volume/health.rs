@@ -43,6 +43,8 @@ pub enum State {
 pub enum Trouble {
     /// Another owner has taken the backend over.
     Fenced,
+    /// The log is not replayed on, since there is no memory for what it may hold until others have destaged theirs.
+    MemoryShort,
     /// Dirty data in the log is corrupt.
     LogCorrupt,
     /// A log write failed.
@@ -79,6 +81,8 @@ pub(super) struct Health {
     /// Since when the operation of the backend is under way that is too old.
     silent: Option<Nanos>,
     /// The same of the log's operations.
+    /// Since when a replay waits for memory.
+    memory_short: Option<Nanos>,
     log_silent: Option<Nanos>,
     /// Whether what is too old of the log is what writes wait for, too.
     log_writes_silent: bool,
@@ -105,6 +109,11 @@ impl Health {
         self.log_silent = overdue.log_silent;
         self.log_writes_silent = overdue.log_writes_silent;
         overdue.late
+    }
+
+    /// Whether a replay waits for memory.
+    pub(super) fn note_memory(&mut self, waits: bool, now: Nanos) {
+        self.memory_short = waits.then(|| self.memory_short.unwrap_or(now));
     }
 
     /// The backend has ended an operation. Returns whether another owner has it.
@@ -226,6 +235,8 @@ impl Volume {
         let health = &self.health;
         if self.port.is_fenced() {
             Some((Trouble::Fenced, None))
+        } else if let Some(since) = health.memory_short {
+            Some((Trouble::MemoryShort, Some(since)))
         } else if self.damage.is_damaged() {
             Some((Trouble::LogCorrupt, None))
         } else if self.log.refuses_writes() {
@@ -276,7 +287,8 @@ impl Volume {
             Some(Trouble::LogCorrupt) => State::Inconsistent,
             Some(Trouble::LogFailed) => State::ReadOnly,
             Some(
-                Trouble::LogSilent
+                Trouble::MemoryShort
+                | Trouble::LogSilent
                 | Trouble::LogEmptying
                 | Trouble::LogGivenUp
                 | Trouble::LogUnreadable

@@ -581,6 +581,7 @@ impl Volume {
             }
         }
         let awaits_budget = self.phase == Phase::Opening && self.opening.awaits_memory();
+        self.health.note_memory(awaits_budget, now);
         let waits = match self.phase {
             Phase::Opening => self.opening.is_replaying() && self.port.is_idle(),
             Phase::Open | Phase::Closing => {

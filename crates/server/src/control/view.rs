@@ -207,6 +207,11 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
             "write log: a write to its device failed {time} ago: reads and destage go on; put the \
              device right and restart the daemon"
         ),
+        Trouble::MemoryShort => format!(
+            "write log: it has not been replayed on for {time}: what other volumes have in their logs takes the memory that \
+             it needs. It goes on when their backends have taken that: see which of them are not healthy, or raise \
+             volumes_memory_mib and restart the daemon"
+        ),
         Trouble::LogSilent => format!(
             "write log: its device has not answered for {time}: {}; it heals by itself when the device answers",
             match report.config.when_full {

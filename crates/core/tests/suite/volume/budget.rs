@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use hdcs_core::base::io::{Nanos, Request, RequestId, SectorRange};
 use hdcs_core::log::budget::IndexBudget;
-use hdcs_core::volume::{Event, Persist, Phase, VolumeConfig};
+use hdcs_core::volume::{Event, Persist, Phase, Trouble, VolumeConfig};
 use hdcs_kit::volume::{BYTES, World};
 
 const BLOCKS: u64 = (BYTES / 4096) as u64;
@@ -126,7 +126,12 @@ fn budget_that_became_too_small_has_logs_replayed_one_after_the_other() {
         world.try_reopen();
     }
     let is_open = |world: &World| world.volume.phase() == Phase::Open;
+    let mut has_said_so = false;
     for turns in 0.. {
+        let waits =
+            |world: &World| matches!(world.volume.trouble(), Some((Trouble::MemoryShort, _)));
+        has_said_so |= worlds.iter().any(|world| waits(world) && !is_open(world));
+        assert!(!worlds.iter().any(|world| waits(world) && is_open(world)));
         let open = worlds.iter().filter(|world| is_open(world)).count();
         if open == worlds.len() {
             break;
@@ -139,6 +144,7 @@ fn budget_that_became_too_small_has_logs_replayed_one_after_the_other() {
         }
         assert!(turns < 1000, "{open} are open: {small:?}");
     }
+    assert!(has_said_so, "whoever waits for memory says so");
     for world in &mut worlds {
         assert_eq!(world.volume.stats(world.now).replayed_entries, 1500);
     }
