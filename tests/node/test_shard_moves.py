@@ -188,3 +188,23 @@ def test_volume_whose_requests_hang_stays(tmp_path):
             client.poll(1000)
         assert buffer.to_bytearray() == b"x" * 4096
         assert shard_of(daemon, "v") == at
+
+
+def test_volume_whose_backend_hangs_stays_and_serves(tmp_path):
+    switch = tmp_path / "switch"
+    url = f"file:{tmp_path / 'image'}?error_file={switch}&error_kind=hang&error_on=write"
+    with Daemon(tmp_path, {**SHARDS, "log_size_mib": 16}) as daemon:
+        daemon.create("v", "--set", "destage_age_max_ms=1000", "--backend", url)
+        at = shard_of(daemon, "v")
+        client = daemon.nbd("v")
+        switch.write_bytes(b"")
+        client.pwrite(b"a" * MIB, 0)
+        client.flush()
+        # Something is destaged, and hangs.
+        time.sleep(3)
+        refused(daemon.cli("volume", "set", "v", "--shard", str((at + 1) % 3)), 1, "did not end in time")
+        client.pwrite(b"b" * 4096, 8 * MIB)
+        assert client.pread(4096, 0) == b"a" * 4096
+        assert shard_of(daemon, "v") == at
+        switch.unlink()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "open")

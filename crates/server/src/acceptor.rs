@@ -401,6 +401,7 @@ impl Hall {
             return;
         };
         let mut command = Command::Adopt(Box::new(Adopted {
+            queued: None,
             socket,
             session: Box::new(NbdSession::admitted(admitted)),
             client: Transport::Tcp { peer: address },

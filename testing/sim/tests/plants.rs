@@ -463,6 +463,7 @@ fn silent_logs_hold_up_nobody_for_longer_than_they_may() {
 /// What a log that is replayed though it was given up shows.
 const GIVEN_UP_RULES: &[&str] = &[
     "read-stale",
+    "backend-fua-order",
     "extents-hide-data",
     "backend-goes-back",
     "backend-order",

@@ -201,7 +201,7 @@ impl Arena {
                 }
                 SATURATED => {
                     let mut surplus = self.surplus.lock();
-                    seen = count.load(Ordering::Relaxed);
+                    seen = count.load(Ordering::Acquire);
                     if seen != SATURATED {
                         continue;
                     }

@@ -232,6 +232,11 @@ impl Port {
         self.watch_at = None;
     }
 
+    /// Since when the oldest operation is under way, given up or not.
+    pub(super) fn oldest(&self) -> Option<Nanos> {
+        self.running.iter().map(|(_, running)| running.since).min()
+    }
+
     /// Look through what is under way, if something may have become too old. The log may be given up, and a client
     /// may not be `patient` with one that is silent.
     pub(super) fn look_through(&mut self, is_given_up: bool, is_patient: bool) -> Option<Overdue> {

@@ -4,6 +4,7 @@
 use alloc::rc::Rc;
 
 use super::{Phase, Volume};
+use crate::base::io::Nanos;
 use crate::cache::Barrier;
 use crate::log::budget::IndexBudget;
 use crate::log::destage::Stage;
@@ -34,6 +35,11 @@ pub fn awaited(volume: &Volume) -> Option<Barrier> {
         Stage::Invalidating(barrier) if !is_held => Some(barrier),
         _ => None,
     }
+}
+
+/// Since when the oldest operation of a volume's devices or its backend is under way, if any is: a close waits for all.
+pub fn oldest_operation(volume: &Volume) -> Option<Nanos> {
+    volume.port.oldest()
 }
 
 /// Whether a volume may go on, or has to look again, when an operation of the cache's device ends.

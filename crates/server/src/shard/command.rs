@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hdcs_backend::copying::Progress;
 use hdcs_backend::crypt::{Encryption, ObjectKey};
@@ -349,6 +350,27 @@ pub struct Adopted {
     pub place: Place,
     /// The volume for whose sake it comes, if it has opened one.
     pub visit: Option<Visit>,
+    /// Its place in the queue of the shard that is to take it.
+    pub queued: Option<QueuePlace>,
+}
+
+/// One of the places in a shard's queue of commands that clients may take.
+#[derive(Debug)]
+pub struct QueuePlace(Arc<AtomicUsize>);
+
+impl QueuePlace {
+    /// One more than are taken, if that is no more than `max`.
+    pub fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let place = Self(Arc::clone(taken));
+        let before = taken.fetch_add(1, Ordering::Relaxed);
+        (before < max).then_some(place)
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What is known of a volume that was closed for another shard to open it.
@@ -477,7 +499,7 @@ pub enum Command {
         answer: Answer<Departed>,
     },
     /// It is known where a volume is that has left: its connections go there. If it is nowhere, they end.
-    Follow(VolumeNumber),
+    Follow(VolumeNumber, Answer<()>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
@@ -540,6 +562,8 @@ pub enum Concern {
     Listener,
     /// One shard, which serves a client.
     Client,
+    /// What all shards share, which the first one changes.
+    Shared,
     /// All shards.
     All,
     /// All shards, each of which gives an answer of its own.
@@ -552,8 +576,10 @@ impl Command {
         match self {
             Self::Listen { .. } => Concern::Listener,
             Self::Adopt(_) => Concern::Client,
-            Self::EndRevoked | Self::Explain(..) => Concern::All,
-            Self::Forget(..) | Self::Follow(_) | Self::Report(_) | Self::Stop { .. } => {
+            Self::EndRevoked => Concern::All,
+            // One after the other, so that the last one counts.
+            Self::Explain(..) => Concern::Shared,
+            Self::Forget(..) | Self::Follow(..) | Self::Report(_) | Self::Stop { .. } => {
                 Concern::Each
             }
             Self::Open(..) => Concern::Opening,

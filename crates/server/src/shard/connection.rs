@@ -233,6 +233,7 @@ impl Connection {
     pub fn pack(mut self) -> Adopted {
         assert!(self.may_travel(), "nothing of it is under way");
         Adopted {
+            queued: None,
             socket: self.socket,
             session: self.session,
             client: self.client,
@@ -244,6 +245,7 @@ impl Connection {
     /// A connection that comes from elsewhere.
     pub fn unpack(adopted: Adopted) -> Self {
         let Adopted {
+            queued: _,
             socket,
             session,
             client,

@@ -103,7 +103,10 @@ impl Shard {
                 patience,
                 answer,
             } => self.depart(volume, patience, answer),
-            Command::Follow(volume) => self.follow(volume),
+            Command::Follow(volume, answer) => {
+                self.follow(volume);
+                tell(answer, Ok(()));
+            }
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
@@ -314,6 +317,8 @@ impl Shard {
         self.state.directory.leave(served.number);
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
+        // What follows frees memory and closes files, which may take as long as a device does.
+        self.state.cache.release();
         if self.config.peers.count() > 1 {
             // Another shard may have it next, and what is written there is not said here.
             self.state.cache.forget_in_dram(served.number.0);

@@ -6,6 +6,7 @@
 //! | is about a volume | the shard that it is on; the first one if it is on none, which says that it is not open |
 //! | listens | each shard in turn |
 //! | hands over a client | the shard with the fewest connections |
+//! | says why a volume is not open | the first one: all read the same directory |
 //! | has no answer and is about the node | all |
 //! | has an answer of each shard | the one that is named: whoever asks gathers the answers |
 //!
@@ -140,6 +141,7 @@ impl Shards {
                 self.listeners.fetch_add(1, Ordering::Relaxed) % self.handles.len()
             }
             Concern::Client => self.least_connected(),
+            Concern::Shared => 0,
             Concern::All => return self.send_to_all(&command),
             Concern::Each => {
                 unreachable!("whoever asks for the answer of each shard names it: {command:?}")
@@ -187,9 +189,6 @@ impl Shards {
         for handle in &self.handles {
             let copy = match command {
                 Command::EndRevoked => Command::EndRevoked,
-                Command::Explain(name, unopened) => {
-                    Command::Explain(name.clone(), unopened.clone())
-                }
                 _ => unreachable!("{command:?} does not concern all"),
             };
             result = result.and(handle.send(copy));

@@ -50,12 +50,13 @@ mod turn;
 mod visits;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cache_place::CachePlace;
-use command::Command;
+use command::{Command, QueuePlace};
 pub use connection::{ConnectionLimits, prepare_tcp};
 pub use directory::OpeningId;
 pub use group::{Shards, start_all};
@@ -81,6 +82,9 @@ pub const ACCEPT_FAULT_PERIOD: Duration = Duration::from_secs(10);
 
 /// Commands that wait at most: the control plane sends few, and finds out if they are not taken.
 const COMMANDS_MAX: usize = 256;
+
+/// Of them, clients that are handed over.
+const CLIENTS_QUEUED_MAX: usize = COMMANDS_MAX / 2;
 
 /// How long a stop without destage takes at most, beside the devices of the cache and the write logs: then volumes are
 /// given up.
@@ -168,11 +172,21 @@ pub enum SendError {
 pub struct ShardHandle {
     commands: SyncSender<Command>,
     waker: Waker,
+    /// Clients that wait in its queue.
+    clients: Arc<AtomicUsize>,
 }
 
 impl ShardHandle {
     /// Queue a command; never blocks.
-    pub fn send(&self, command: Command) -> Result<(), SendError> {
+    pub fn send(&self, mut command: Command) -> Result<(), SendError> {
+        if let Command::Adopt(adopted) = &mut command {
+            // However many clients come, the control plane gets through.
+            adopted.queued = None;
+            match QueuePlace::take(&self.clients, CLIENTS_QUEUED_MAX) {
+                Some(place) => adopted.queued = Some(place),
+                None => return Err(SendError::Busy(Box::new(command))),
+            }
+        }
         self.commands
             .try_send(command)
             .map_err(|error| match error {
@@ -225,5 +239,11 @@ pub fn start(config: ShardConfig) -> Result<(ShardHandle, JoinHandle<()>), Shard
         .recv()
         .map_err(|_| ShardError::Thread(std::io::Error::other("it ended at once")))?
         .map_err(ShardError::Ring)?;
-    Ok((ShardHandle { commands, waker }, thread))
+    let clients = Arc::default();
+    let handle = ShardHandle {
+        commands,
+        waker,
+        clients,
+    };
+    Ok((handle, thread))
 }

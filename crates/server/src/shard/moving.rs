@@ -10,8 +10,8 @@
 //! Invariants:
 //! 1. While it is held no client's request is taken, and none is lost: what has come waits in its session, the rest in its
 //!    socket.
-//! 2. The volume is closed only when every request was answered, and without destage: what it has in its log is there
-//!    where it is opened.
+//! 2. The volume is closed only when every request was answered and nothing of it seems to hang, and without destage: what
+//!    it has in its log is there where it is opened.
 //! 3. A connection waits until it is said where the volume is, and ends if that is nowhere.
 //! 4. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
 //!    before it comes back.
@@ -22,7 +22,7 @@
 //! [`Command::Follow`]: super::command::Command::Follow
 
 use hdcs_core::base::io::Nanos;
-use hdcs_core::volume::{Event, Phase};
+use hdcs_core::volume::{Event, Phase, sharing};
 use hdcs_frontend::{Ending, VolumeNumber};
 
 use super::command::{Answer, Departed};
@@ -34,8 +34,11 @@ use super::state::ShardState;
 use super::turn::{NEVER, Shard};
 
 /// Why a volume stays.
-const TOO_SLOW: &str = "its clients' requests did not end in time, so it stays where it is: see `hdcs volume show` \
-                        for what it waits for, and move it again";
+const TOO_SLOW: &str = "what is under way did not end in time, requests of its clients or operations of its backend \
+                        and its devices, so it stays where it is: see `hdcs volume show` for what it waits for, and move \
+                        it again";
+/// Operations that are older than this may hang, and a close would wait for them: there is no way back from it.
+const OPERATION_AGE_MAX: Nanos = Nanos::from_millis(1_000);
 const WAS_CLOSED: &str = "it was closed";
 
 /// A volume on its way out.
@@ -155,6 +158,13 @@ impl Shard {
         }
         if self.state.now >= departing.until {
             return self.stay(slot, TOO_SLOW);
+        }
+        let now = self.state.now;
+        let oldest = sharing::oldest_operation(&served.volume);
+        let hangs = oldest.is_some_and(|since| now.since(since) > OPERATION_AGE_MAX);
+        let owes_reads = served.cache_reads > 0 || served.volume.log_is_stuck();
+        if hangs || owes_reads {
+            return;
         }
         let number = served.number;
         let mut theirs = self.connections.iter();

@@ -30,7 +30,7 @@ pub struct Peers {
     /// Whether a shard has to look at the cache's SSD tier again.
     cache_changed: Vec<AtomicBool>,
     /// Whether the keeper of the tier has something to do for it, as it was last seen.
-    needs_keeper: AtomicBool,
+    needs_keeper: AtomicU8,
 }
 
 impl Peers {
@@ -41,7 +41,7 @@ impl Peers {
             directory: Arc::default(),
             ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
             cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
-            needs_keeper: AtomicBool::new(false),
+            needs_keeper: AtomicU8::new(0),
         }
     }
 
@@ -80,18 +80,17 @@ impl Peers {
 
     /// At the end of a shard's turn: give the SSD tier back, tell the shards that wait for what was done to it, and its
     /// keeper if that has to do something.
-    pub(super) fn pass_on(&self, number: usize, cache: &ReadCache) {
+    pub(super) fn pass_on(&self, cache: &ReadCache) {
         cache.release();
         let waiting = cache.take_waiting();
         if waiting != 0 {
             self.tell_cache_changed(waiting);
         }
-        let needs_keeper = cache.must_reset() || cache.can_readmit();
-        // Whoever sees it first says so.
+        let needs_keeper = u8::from(cache.must_reset()) | u8::from(cache.can_readmit()) << 1;
+        // Whoever sees it first says so, the keeper as well, which may have looked before.
         if self.needs_keeper.load(Ordering::Relaxed) != needs_keeper
             && self.needs_keeper.swap(needs_keeper, Ordering::SeqCst) != needs_keeper
-            && needs_keeper
-            && number != KEEPER
+            && needs_keeper != 0
         {
             self.tell_cache_changed(1 << KEEPER);
         }

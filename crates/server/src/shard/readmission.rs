@@ -51,6 +51,7 @@ impl Readmission {
             state.cache_operations, 0,
             "the cache says that nothing of it is under way"
         );
+        state.cache.release();
         state.shared_cache.set_device(None);
         let place = Arc::clone(&device.place);
         let remote = state.ring.remote(Owner::Shard);

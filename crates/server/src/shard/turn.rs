@@ -405,8 +405,8 @@ impl Shard {
             }
         }
         if self.config.peers.count() > 1 {
-            let ShardConfig { number, peers, .. } = &self.config;
-            peers.pass_on(*number, &self.state.cache);
+            let ShardConfig { peers, .. } = &self.config;
+            peers.pass_on(&self.state.cache);
         }
         has_stopped
     }

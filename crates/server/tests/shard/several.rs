@@ -198,7 +198,9 @@ impl Group {
         let from = self.shards.shard_of(number).unwrap();
         let departed = wait(&mut self.begin_move(volume)).unwrap();
         self.open(volume, to, Some(departed.opening)).unwrap();
-        self.shards.send_to(from, Command::Follow(number)).unwrap();
+        let (answer, _) = oneshot::channel();
+        let follow = Command::Follow(number, answer);
+        self.shards.send_to(from, follow).unwrap();
     }
 
     fn stop(self, destage: bool) {
@@ -607,7 +609,9 @@ fn volume_that_cannot_be_opened_elsewhere_ends_its_connections() {
     let log = directory.path().join("log1");
     std::fs::rename(&log, directory.path().join("away")).unwrap();
     assert!(group.open(1, DOOR, None).is_err());
-    group.shards.send_to(HOME, Command::Follow(ONE)).unwrap();
+    let (answer, _) = oneshot::channel();
+    let follow = Command::Follow(ONE, answer);
+    group.shards.send_to(HOME, follow).unwrap();
     assert_ended(client.stream);
     group.until_connections(HOME, 0);
     // What was acknowledged is in the log.
@@ -628,4 +632,24 @@ fn stop_ends_connections_whose_volume_is_between_two_shards() {
     assert_eq!(group.report(HOME).connections, 1, "it waits");
     group.stop(false);
     assert_ended(client.stream);
+}
+
+#[test]
+fn clients_that_are_handed_over_leave_room_for_commands() {
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::start(directory.path(), |_| ());
+    let hold = group.hold(HOME);
+    let clients: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = group.greeted();
+            stream.write_all(&hello("v1")).unwrap();
+            stream
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let sent = group.shards.send_to(HOME, Command::EndRevoked);
+    drop(hold);
+    sent.expect("clients fill half of the queue at most");
+    drop(clients);
+    group.stop(false);
 }

@@ -483,7 +483,13 @@ impl World {
                     (Waiting::Promote(range, _), Some(local)) => local.may_refuse(*range),
                     _ => false,
                 };
-                unsettled || log || hung || (!writes && backend_trouble) || past_log || lost
+                // What a planted bug tells those who waited is not what shows it.
+                let planted = match waiting {
+                    Waiting::Flush(flush) => flush.issued < state.flush_failed,
+                    _ => false,
+                };
+                let of_backend = (!writes && backend_trouble) || past_log || planted;
+                unsettled || log || hung || of_backend || lost
             }
             RequestError::Corrupt => self.rot_excuses(unit, waiting),
             RequestError::Inconsistent => {

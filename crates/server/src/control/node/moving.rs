@@ -98,6 +98,10 @@ impl Node {
         let opened = self.open_at(entry, volumes, destination).await;
         self.say_follow(number, from).await;
         opened.map_err(|failure| self.volumes.refusal(name, &failure))?;
+        if self.link.path().shard_of(number) != Some(shard) {
+            let why = "it is not moved: a device had not let go of it, so it was opened where it had been";
+            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        }
         tracing::info!(
             "volume {name} was moved from shard {from} to shard {shard} in {} ms",
             since.elapsed().as_millis()
@@ -109,10 +113,17 @@ impl Node {
     async fn say_follow(&self, number: VolumeNumber, from: usize) {
         let until = Instant::now() + COMMAND_TIME_MAX;
         // One that is busy takes it soon; one that has ended has ended its connections.
-        while !self.link.path().send_to(from, Command::Follow(number))
-            && !self.link.path().is_stopping()
-            && Instant::now() < until
-        {
+        while !self.link.path().is_stopping() && Instant::now() < until {
+            let (answer, answered) = oneshot::channel();
+            if self
+                .link
+                .path()
+                .send_to(from, Command::Follow(number, answer))
+            {
+                // Until then the volume does not move on, so that they find it. Whether it ended does not matter.
+                let _ = tokio::time::timeout(COMMAND_TIME_MAX, answered).await;
+                return;
+            }
             tokio::time::sleep(WATCH_PERIOD).await;
         }
     }
