@@ -191,6 +191,7 @@ use crate::base::limits::{
 use crate::cache::heat_map;
 use crate::cache::packed;
 use crate::local::format as home;
+use crate::log::ahead::AHEAD_BLOCKS_LEAST;
 use crate::objects::format as objects;
 use crate::objects::frames;
 
@@ -362,8 +363,10 @@ on_disk! {
         known_head: U64,
         /// With a `data_key`: the tag of the block with this field and `checksum` zero.
         tag: [u8; 16],
+        /// Blocks that the spans behind the tail are written ahead of what is durable; [`SpanHeader::ahead`].
+        ahead: U64,
         /// Zero.
-        reserved_b: [u8; 1800],
+        reserved_b: [u8; 1792],
         /// How many of `lost` count.
         lost_ranges: U64,
         /// Sectors whose data the log has lost, as of the tail, and of what was in the ring when it was opened: first
@@ -401,8 +404,11 @@ on_disk! {
         durable: U64,
         /// Sync points in the log before this span.
         sync_points: U64,
+        /// Blocks that are accepted ahead of what is durable from when this span is durable on until one that names more is,
+        /// but for one request alone. At most twice that of the span before. Zero: it is not known.
+        ahead: U64,
         /// Zero.
-        reserved: [u8; 48],
+        reserved: [u8; 40],
     }
 }
 
@@ -587,7 +593,8 @@ impl LogSuperblock {
             backend_commit: [0; 64],
             known_head: U64::new(0),
             tag: [0; TAG_BYTES],
-            reserved_b: [0; 1800],
+            ahead: U64::new(AHEAD_BLOCKS_LEAST),
+            reserved_b: [0; 1792],
             lost_ranges: U64::new(0),
             lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
         };

@@ -1,5 +1,6 @@
 //! The write log: appending and group commit, replay, the index of what is dirty, and destage in order.
 
+pub mod ahead;
 pub mod budget;
 mod checksums;
 pub mod destage;

@@ -790,7 +790,8 @@ mod tests {
             position: 0.into(),
             durable: 0.into(),
             sync_points: 0.into(),
-            reserved: [0; 48],
+            ahead: 0.into(),
+            reserved: [0; 40],
         };
         let entry = SpanEntry {
             start: 0.into(),

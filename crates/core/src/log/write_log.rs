@@ -46,6 +46,7 @@ use crate::format::{
     ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry,
     SpanHeader, block_checksum,
 };
+use crate::log::ahead::Ahead;
 use crate::log::budget::{IndexBudget, Share};
 use crate::log::checksums::{Checksums, PAGE_BYTES};
 use crate::log::extent_index::Sequence;
@@ -53,7 +54,7 @@ use crate::log::packing::{Compressed, Packing, Stored};
 use crate::log::queue::Queue;
 
 /// Blocks of the largest control part.
-const CONTROL_BLOCKS_MAX: u64 =
+pub const CONTROL_BLOCKS_MAX: u64 =
     SpanHeader::control_blocks_for(SPAN_ENTRIES_MAX, SPAN_DATA_BLOCKS_MAX) as u64;
 /// Blocks of the largest span.
 pub const SPAN_BLOCKS_MAX: u64 = SPAN_DATA_BLOCKS_MAX as u64 + CONTROL_BLOCKS_MAX;
@@ -115,6 +116,7 @@ pub struct WriteLog {
     durable: u64,
     /// The tail that the device's superblock names.
     tail: u64,
+    ahead: Ahead,
     chain: u64,
     sync_points: u64,
     /// A flush came after the last entry: the next entry begins a generation.
@@ -160,6 +162,7 @@ impl WriteLog {
             head: tail,
             durable: tail,
             tail,
+            ahead: Ahead::found(superblock.ahead.get()),
             chain: superblock.tail_chain.get(),
             sync_points: superblock.sync_points.get(),
             sync_pending: false,
@@ -238,6 +241,7 @@ impl WriteLog {
             since: now,
             bytes_end: self.bytes_appended,
         };
+        self.ahead = Ahead::found(header.ahead.get());
         self.head = span.end();
         self.durable = self.head;
         self.durable_sequence = span.end_sequence;
@@ -417,6 +421,8 @@ impl WriteLog {
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
         let position = self.place(blocks);
+        self.ahead
+            .sealed(position + blocks, position + blocks - self.durable);
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
         let header = SpanHeader {
             magic: SPAN_MAGIC,
@@ -432,7 +438,8 @@ impl WriteLog {
             position: U64::new(position),
             durable: U64::new(self.durable),
             sync_points: U64::new(self.sync_points - u64::from(leads_with_sync)),
-            reserved: [0; 48],
+            ahead: U64::new(self.ahead.named()),
+            reserved: [0; 40],
         };
         let mut control = self
             .control_pool
@@ -542,6 +549,7 @@ impl WriteLog {
         {
             self.bytes_durable = span.bytes_end;
         }
+        self.ahead.durable(self.durable);
         self.durable != before
     }
 
@@ -587,6 +595,7 @@ impl WriteLog {
         self.seal(self.open.since);
         self.flights.clear();
         self.durable = self.head;
+        self.ahead.durable(self.durable);
     }
 
     /// The tail after the first `spans` spans.
@@ -661,6 +670,12 @@ impl WriteLog {
         // lap over less than its own length.
         self.head + self.open_blocks() + data_blocks + 2 * CONTROL_BLOCKS_MAX + SPAN_BLOCKS_MAX
             <= from + self.ring_blocks
+    }
+
+    /// Whether an entry with so many data blocks has to wait until more is durable.
+    pub fn is_far_ahead(&self, data_blocks: u64) -> bool {
+        let ahead = self.head - self.durable + self.open_blocks();
+        self.ahead.is_full(ahead, data_blocks)
     }
 
     fn open_blocks(&self) -> u64 {

@@ -213,6 +213,7 @@ impl Writes {
         let lazy = !self.is_on_write(room.config.persist);
         let unpersisted = unpersisted_bytes(log);
         if log.flights() >= FLIGHTS_MAX
+            || log.is_far_ahead(data_blocks)
             || (lazy
                 && unpersisted > 0
                 && unpersisted + data_blocks * BLOCK_BYTES as u64

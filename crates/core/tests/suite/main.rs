@@ -5,6 +5,7 @@ mod golden;
 mod log {
     mod compression;
     mod end_mark;
+    mod evidence;
     mod replay;
 }
 

@@ -51,27 +51,28 @@ use crate::base::error::{FormatError, IoError, OpenError};
 use crate::base::io::{Nanos, SectorRange};
 use crate::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, LOG_ENTRY_PARTS, LOG_INDEX_BYTES_LEAST, LOG_PART_BYTES,
-    LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, LOST_RANGES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
-    VOLUME_BYTES_MAX,
+    LOG_PIECE_BYTES_MAX, LOG_READ_TRIES_MAX, LOST_RANGES_MAX, REQUEST_BLOCKS_MAX,
+    REQUEST_BYTES_MAX, SECTOR_BYTES, VOLUME_BYTES_MAX,
 };
 use crate::format::{
     EntryKind, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_SUPERBLOCKS, LogSuperblock, SpanEntry,
     SpanHeader, block_checksum,
 };
+use crate::log::ahead::blocks_to_search;
 use crate::log::budget::{IndexBudget, Share};
 use crate::log::checksums::PAGE_BYTES;
 use crate::log::extent_index::Sequence;
 use crate::log::packing::Stored;
-use crate::log::write_log::{SPAN_BLOCKS_MAX, WriteLog};
+use crate::log::write_log::WriteLog;
 
 /// Chunks read ahead at once.
 const CHUNKS_IN_FLIGHT_MAX: usize = 4;
+/// Blocks of the first chunks; each that was worth its reading lets the next ones be twice as large. So little is read
+/// behind the end of a log that holds little.
+const CHUNK_BLOCKS_FIRST: u64 = 32;
 /// Memory that the index takes of what a chunk holds, about: an entry and a run for each block, and a page of checksums.
 const CHUNK_INDEX_BYTES: u64 =
     (REQUEST_BYTES_MAX / BLOCK_BYTES) as u64 * LOG_ENTRY_PARTS * LOG_PART_BYTES + PAGE_BYTES;
-/// How far past the end a span is searched that proves the end wrong: far beyond the spans that
-/// can have been in flight together, and quick to read.
-const EVIDENCE_BLOCKS_MAX: u64 = 32 * SPAN_BLOCKS_MAX;
 
 /// A read that the replay wants.
 #[derive(Debug)]
@@ -144,6 +145,8 @@ pub struct Replay {
     budget: Option<Rc<IndexBudget>>,
     chunks: VecDeque<Chunk>,
     next_chunk: u64,
+    /// Blocks of the next chunk at most.
+    chunk_blocks: u64,
     /// Position of the next block to parse, and of the next to read.
     cursor: u64,
     ahead: u64,
@@ -152,6 +155,8 @@ pub struct Replay {
     mode: Mode,
     incarnation: u64,
     chain: u64,
+    /// What the last span names, or the superblock ([`blocks_to_search`]).
+    named_ahead: u64,
     control: Vec<u8>,
     checksums: Vec<u32>,
     /// Where the spans seem to end.
@@ -193,12 +198,14 @@ impl Replay {
             budget: None,
             chunks: VecDeque::new(),
             next_chunk: 0,
+            chunk_blocks: CHUNK_BLOCKS_FIRST,
             cursor: 0,
             ahead: 0,
             limit: 0,
             mode: Mode::Span { end: None },
             incarnation: 0,
             chain: 0,
+            named_ahead: 0,
             control: Vec::new(),
             checksums: Vec::new(),
             looks: Looks::default(),
@@ -251,7 +258,7 @@ impl Replay {
         }
         let slot = self.ahead % superblock.ring_blocks.get();
         let left = (superblock.ring_blocks.get() - slot).min(self.limit - self.ahead);
-        let want = left.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as u64);
+        let want = left.min(self.chunk_blocks);
         let buf = [want, want.min(16), 1]
             .into_iter()
             .find_map(|blocks| pool.alloc(blocks as usize * BLOCK_BYTES))?;
@@ -324,6 +331,7 @@ impl Replay {
                 }
             }
             debug_assert!(chunk.blocks > 0);
+            self.chunk_blocks = (2 * self.chunk_blocks).min(REQUEST_BLOCKS_MAX as u64);
         }
         Ok(())
     }
@@ -369,6 +377,7 @@ impl Replay {
         self.ahead = self.cursor;
         self.limit = end_of_ring(&superblock);
         self.chain = superblock.tail_chain.get();
+        self.named_ahead = superblock.ahead.get();
         self.known_head = superblock.known_head.get();
         if superblock.clean_head.get() != u64::MAX {
             self.known_head = self.known_head.max(superblock.clean_head.get());
@@ -659,6 +668,7 @@ impl Replay {
         found(log, Found::Entries(sequences));
         self.checksums.clear();
         self.chain = header.checksum.get();
+        self.named_ahead = header.ahead.get();
         self.incarnation = header.incarnation.get();
         self.mode = Mode::Span { end: None };
         self.looks = Looks::default();
@@ -685,7 +695,8 @@ impl Replay {
         self.looks.more = clean_head != u64::MAX && clean_head < end;
         self.mode = Mode::Evidence { end };
         self.cursor = end;
-        self.limit = self.limit.min(end + EVIDENCE_BLOCKS_MAX);
+        let search = blocks_to_search(self.named_ahead, end, ring_blocks);
+        self.limit = self.limit.min(end + search);
     }
 
     fn evidence_ends(&mut self, end: u64) -> Result<bool, OpenError> {

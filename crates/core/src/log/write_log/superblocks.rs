@@ -140,6 +140,10 @@ impl WriteLog {
         self.superblocks.last.tail = U64::new(tail.position);
         self.superblocks.last.tail_chain = U64::new(tail.chain);
         self.superblocks.last.sync_points = U64::new(tail.sync_points);
+        if self.head == tail.position && self.open.entries.is_empty() {
+            self.ahead.emptied();
+        }
+        self.superblocks.last.ahead = U64::new(self.ahead.named());
         self.superblocks.last.clean_head = U64::new(if clean { self.head } else { u64::MAX });
         self.superblocks.next()
     }
@@ -152,6 +156,7 @@ impl WriteLog {
         let last = &mut superblocks.last;
         last.incarnation.set(last.incarnation.get() + 1);
         last.clean_head = U64::new(u64::MAX);
+        last.ahead = U64::new(self.ahead.named());
         self.lost_from = self.next_sequence();
         self.superblocks.next()
     }

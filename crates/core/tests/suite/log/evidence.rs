@@ -1,0 +1,139 @@
+//! Where the spans of a log seem to end, what proves that wrong is near enough to be found, whatever was written at once.
+
+use std::sync::Arc;
+
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::error::OpenError;
+use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::base::limits::{
+    BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX, SPANS_IN_FLIGHT_MAX,
+};
+use hdcs_core::format::{EntryKind, LogSuperblock};
+use hdcs_core::log::replay::{Found, Replay};
+use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog};
+
+const NOW: Nanos = Nanos(1);
+const REGION_BYTES: usize = 256 << 20;
+
+struct Bench {
+    log: WriteLog,
+    pool: Arc<Pool>,
+    device: Vec<u8>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut superblock = LogSuperblock::new([7; 16], 99, REGION_BYTES as u64);
+        superblock.seal();
+        let mut device = vec![0; REGION_BYTES];
+        device[..BLOCK_BYTES].copy_from_slice(zerocopy::IntoBytes::as_bytes(&superblock));
+        let mut log = WriteLog::new(superblock, None);
+        let mut bench_device = device;
+        for _ in 0..2 {
+            let (offset, block) = log.superblock_for_opening();
+            bench_device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+        }
+        Self {
+            log,
+            pool: Pool::new(REGION_BYTES),
+            device: bench_device,
+        }
+    }
+
+    /// Accept and seal requests of so many blocks, as far as that is allowed before more is durable.
+    fn fill(&mut self, blocks: usize) -> Vec<SpanWrite> {
+        let mut spans = Vec::new();
+        while self.log.flights() < SPANS_IN_FLIGHT_MAX && !self.log.is_far_ahead(blocks as u64) {
+            spans.push(self.append(blocks));
+        }
+        spans
+    }
+
+    fn append(&mut self, blocks: usize) -> SpanWrite {
+        let data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
+        let entry = Entry {
+            range: SectorRange::new(0, blocks as u64 * u64::from(BLOCK_SECTORS)),
+            kind: EntryKind::Write,
+            no_hole: false,
+            position: 0,
+            stored: None,
+            data: Some(data.freeze()),
+            held_blocks: 0,
+        };
+        self.log.append(NOW, entry, None);
+        self.log.seal(NOW);
+        self.log
+            .next_write(SPANS_IN_FLIGHT_MAX)
+            .expect("it was sealed")
+    }
+
+    /// The device says that it has written these.
+    fn end(&mut self, spans: &[SpanWrite]) {
+        for span in spans {
+            self.log.span_written(NOW, span.end);
+        }
+    }
+
+    /// And it has.
+    fn write(&mut self, span: &SpanWrite) {
+        let mut at = span.offset as usize;
+        for block in &span.data {
+            self.device[at..][..block.len()].copy_from_slice(block);
+            at += block.len();
+        }
+    }
+
+    /// Open the log that is on the device: where it ends.
+    fn replay(&self) -> Result<u64, OpenError> {
+        let mut replay = Replay::new([7; 16], REGION_BYTES as u64);
+        let pool = Pool::new(8 << 20);
+        let mut done = false;
+        while !done {
+            let mut read = replay.next_read(&pool).expect("a read");
+            let bytes = &self.device[read.offset as usize..][..read.buf.len()];
+            read.buf.copy_from_slice(bytes);
+            replay.read_done(NOW, read.chunk, Ok(read.buf), |_, found| {
+                done = matches!(found, Found::Done);
+            })?;
+        }
+        Ok(replay.into_log().head())
+    }
+}
+
+/// After some rounds in which as much as is allowed was written at once, the device loses a span that was durable, and
+/// what was written at once with it. A crash then tears all that is written next but for the last span.
+fn loses_what_was_durable(rounds: usize, blocks: usize) {
+    let mut bench = Bench::new();
+    for _ in 0..rounds {
+        let spans = bench.fill(blocks);
+        spans.iter().for_each(|span| bench.write(span));
+        bench.end(&spans);
+    }
+    let end = bench.log.head();
+    assert_eq!(bench.replay(), Ok(end));
+    let lost = bench.append(blocks);
+    let beside = bench.fill(blocks);
+    bench.end(&[lost]);
+    let torn = bench.fill(blocks);
+    bench.end(&beside);
+    let Some(last) = bench.fill(blocks).pop() else {
+        assert!(torn.is_empty() || beside.is_empty());
+        return;
+    };
+    bench.write(&last);
+    assert_eq!(
+        bench.replay(),
+        Err(OpenError::CorruptLog { position: end }),
+        "{rounds} rounds of {blocks} blocks: the last span ends {} blocks from there",
+        last.end - end
+    );
+}
+
+#[test]
+fn replay_finds_what_proves_an_end_wrong_however_much_was_written_at_once() {
+    for blocks in [1, 5, 32, 100, 200, REQUEST_BLOCKS_MAX] {
+        for rounds in [0, 1, 2, 3, 5, 8] {
+            loses_what_was_durable(rounds, blocks);
+        }
+    }
+}
