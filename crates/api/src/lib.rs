@@ -715,6 +715,9 @@ pub struct Volume {
     pub log_path: String,
     /// Size of the write log.
     pub log_bytes: u64,
+    /// How writes to it are made durable at present, and what that means to its device, if it is open.
+    #[serde(default)]
+    pub log_durability: Option<String>,
     /// How it is encrypted, if it is.
     #[serde(default)]
     pub encryption: Option<VolumeEncryption>,

@@ -146,6 +146,9 @@ pub fn volume(volume: &Volume) {
         "write log",
         format!("{} ({})", volume.log_path, show(volume.log_bytes)),
     );
+    if let Some(durability) = &volume.log_durability {
+        row("  made durable by", durability.clone());
+    }
     row("policy in effect", policy::in_words(volume));
     if let Some(encryption) = &volume.encryption {
         let place = &encryption.place;

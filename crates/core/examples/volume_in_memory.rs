@@ -137,6 +137,7 @@ impl Node {
                     token,
                     offset,
                     data,
+                    ..
                 } => (token, write(&mut self.log, offset, &data)),
                 Action::BackendRead { token, offset, buf } => {
                     (token, read(&self.backend, offset, buf))

@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hdcs_core::base::buf::{Buf, BufMut};
-use hdcs_core::base::io::Token;
+use hdcs_core::base::io::{DurableWay, Token};
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_READ_TRIES_MAX};
 use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock};
 use hdcs_core::log::replay::superblocks_hold;
 use thiserror::Error;
 
-use super::durability::{self, Durability};
+use super::durability::{self, DeviceCache, Durability};
 use super::ring::{Owner, Ring, Target};
 use crate::DeviceRegion;
 
@@ -316,6 +316,9 @@ pub struct Device {
     base: u64,
     bytes: u64,
     durability: Durability,
+    cache: DeviceCache,
+    /// Whether there is another call: it was tried, and does as well.
+    has_calls: bool,
 }
 
 impl Device {
@@ -350,19 +353,47 @@ impl Device {
             });
         }
         lock(&opened, *offset, *bytes)?;
-        let durability = durability.unwrap_or_else(|| measure(&opened, end - block));
-        Ok(Self {
+        let cache = DeviceCache::of(&opened.file);
+        let mut device = Self {
             opened,
             base: *offset,
             bytes: *bytes,
-            durability,
-        })
+            durability: durability.unwrap_or(Durability::Fdatasync),
+            cache,
+            has_calls: false,
+        };
+        if durability.is_none() {
+            device.measure_durability();
+        }
+        Ok(device)
     }
 
     /// Measure how its writes are made durable faster; writes back what it reads. Blocks.
     pub fn measure_durability(&mut self) {
-        let last = self.base + self.bytes - BLOCK_BYTES as u64;
-        self.durability = measure(&self.opened, last);
+        let path = self.opened.path.display();
+        let end = self.base + self.bytes;
+        match durability::probe(self.opened.file.as_raw_fd(), end, self.bytes) {
+            Ok(probe) => {
+                self.durability = probe.faster();
+                self.has_calls = probe.dsync.is_some();
+                let micros = |time: Duration| time.as_micros() as u64;
+                tracing::info!(
+                    %path,
+                    chosen = %self.durability,
+                    device = %self.cache,
+                    dsync_us = probe.dsync.map(|times| micros(times.alone)),
+                    dsync_together_us = probe.dsync.map(|times| micros(times.together)),
+                    fdatasync_us = micros(probe.fdatasync.alone),
+                    fdatasync_together_us = micros(probe.fdatasync.together),
+                    "measured durable writes"
+                );
+            }
+            Err(errno) => {
+                tracing::warn!(%path, error = %errno, "could not measure durable writes");
+                self.durability = Durability::Fdatasync;
+                self.has_calls = false;
+            }
+        }
     }
 
     /// Make durable what a process before this one has written, whether its writes completed or not: what is read of
@@ -385,6 +416,16 @@ impl Device {
     /// How its writes are made durable.
     pub fn durability(&self) -> Durability {
         self.durability
+    }
+
+    /// Whether the other call was measured as well, so that it may be used instead.
+    pub fn has_calls(&self) -> bool {
+        self.has_calls
+    }
+
+    /// What a durable write means to the device.
+    pub fn cache(&self) -> DeviceCache {
+        self.cache
     }
 
     /// Whether it bypasses the page cache.
@@ -426,8 +467,8 @@ impl Device {
     /// Read a block and write it back durably; blocks. A device that cannot do that is of no use.
     pub fn prove(&self) -> Result<(), DeviceError> {
         let last = self.base + self.bytes - BLOCK_BYTES as u64;
-        let proof = durability::probe(self.opened.file.as_raw_fd(), last);
-        proof.map(drop).map_err(|errno| {
+        let proof = durability::prove(self.opened.file.as_raw_fd(), last);
+        proof.map_err(|errno| {
             let source = io::Error::from_raw_os_error(errno.0);
             DeviceError::io("write durably to", &self.opened.path, source)
         })
@@ -461,7 +502,7 @@ impl Device {
         );
     }
 
-    /// Write durably at `offset` of the region, for a client that waits for it.
+    /// Write durably at `offset` of the region, for a client that waits for it; in this way, or in that of the region.
     pub fn write_urgently(
         &self,
         ring: &mut Ring,
@@ -469,10 +510,15 @@ impl Device {
         token: Token,
         offset: u64,
         data: Vec<Buf>,
+        way: Option<DurableWay>,
     ) {
         self.check(offset, data.iter().map(|buf| buf.len()).sum());
         let (file, offset) = (self.opened.target(), self.base + offset);
-        ring.write_urgently(owner, token, file, offset, data, self.durability);
+        let own = || DurableWay {
+            call: self.durability,
+            by_thread: false,
+        };
+        ring.write_urgently(owner, token, file, offset, data, way.unwrap_or_else(own));
     }
 
     fn check(&self, offset: u64, bytes: usize) {
@@ -482,25 +528,5 @@ impl Device {
                 .is_some_and(|end| end <= self.bytes),
             "transfer beyond the region"
         );
-    }
-}
-
-fn measure(opened: &Opened, offset: u64) -> Durability {
-    let path = opened.path.display();
-    match durability::probe(opened.file.as_raw_fd(), offset) {
-        Ok(probe) => {
-            tracing::info!(
-                %path,
-                chosen = %probe.faster,
-                dsync_us = probe.dsync.map(|time| time.as_micros() as u64),
-                fdatasync_us = probe.fdatasync.as_micros() as u64,
-                "measured durable writes"
-            );
-            probe.faster
-        }
-        Err(errno) => {
-            tracing::warn!(%path, error = %errno, "could not measure durable writes");
-            Durability::Fdatasync
-        }
     }
 }

@@ -21,12 +21,11 @@ use std::time::{Duration, Instant};
 pub use config::{RingConfig, Submit};
 pub use counts::RingCounts;
 use hdcs_core::base::buf::{Buf, BufMut};
-use hdcs_core::base::io::{Done, Token};
+use hdcs_core::base::io::{Done, Durability, DurableWay, Token};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::Errno;
-use super::durability::Durability;
 use super::worker::{Job, JobOutput, Remote, Waker, Worker};
 use super::writers::{Task, Writers};
 
@@ -41,14 +40,6 @@ const NO_PROGRESS_COST: u32 = 100;
 const VECTORS_MAX: usize = 1024;
 /// A short direct transfer continues at a multiple of this: no device that is accepted needs more.
 const RESTART_ALIGN: u64 = 4096;
-/// A durable write that took longer than this through io_uring has waited for a time slice of a busy
-/// processor (or the device is so slow that the way does not matter).
-const STALL: Duration = Duration::from_millis(2);
-/// Two stalls among so many urgent writes are no accident.
-const STALL_WINDOW: u32 = 8;
-/// For so long after that, the writer threads take the urgent writes: they cost a fifth more
-/// processor time, but are not held up by what else the machine does.
-const STALL_MEMORY: Duration = Duration::from_secs(10);
 /// How long a dropped ring waits for the kernel.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Transfers under way from which on a device has enough to do, and the next ones go to it together.
@@ -150,12 +141,13 @@ enum Kind {
     Wake,
 }
 
-/// Who performs a write.
-#[derive(Clone, Copy)]
-enum Way {
+/// Who performs an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taker {
     Ring,
-    /// The ring, and it matters how long it takes.
-    Timed(Instant),
+    /// The ring, to which it goes at once: somebody waits for it.
+    RingAtOnce,
+    /// A writer thread.
     Writer,
 }
 
@@ -172,12 +164,9 @@ struct Operation {
     durable: Option<Durability>,
     /// Whether a worker of the kernel's takes it. See [`Target`].
     may_wait: bool,
-    /// Whether a writer thread performs it.
-    by_writer: bool,
+    taker: Taker,
     /// Whether it is counted in [`Ring::transfers`].
     is_transfer: bool,
-    /// When an urgent write was handed to io_uring.
-    urgent_since: Option<Instant>,
     retries: u32,
     /// Stays with the slot, so that its capacity is used again.
     vectors: Vec<libc::iovec>,
@@ -196,11 +185,6 @@ pub struct Ring {
     finished: Vec<Finished>,
     worker: Worker,
     writers: Option<Writers>,
-    /// Urgent writes go to the writer threads until then.
-    evade_until: Option<Instant>,
-    /// Urgent writes since the last stall, and when that ended.
-    since_stall: u32,
-    stalled_at: Option<Instant>,
     /// Tasks of the writer threads that have brought no result.
     writing: usize,
     written: Vec<(u64, Result<u64, Errno>)>,
@@ -240,9 +224,6 @@ impl Ring {
             finished: Vec::new(),
             worker,
             writers,
-            evade_until: None,
-            since_stall: STALL_WINDOW,
-            stalled_at: None,
             writing: 0,
             written: Vec::new(),
             woken: Box::new(0),
@@ -324,10 +305,11 @@ impl Ring {
         data: Vec<Buf>,
         durable: Option<Durability>,
     ) {
-        self.begin_write(owner, token, file.into(), offset, data, durable, Way::Ring);
+        let slot = self.prepare_write(owner, token, file.into(), offset, data, durable);
+        self.start_write(slot);
     }
 
-    /// Like [`Self::write`], for what clients wait for: after a stall, a writer thread performs it if one is free. A
+    /// Like [`Self::write`], for what clients wait for. If a writer thread is to perform it and one is free, it does: a
     /// write never queues behind others, whose device may hang.
     pub fn write_urgently(
         &mut self,
@@ -336,25 +318,20 @@ impl Ring {
         file: impl Into<Target>,
         offset: u64,
         data: Vec<Buf>,
-        durability: Durability,
+        way: DurableWay,
     ) {
-        let durable = Some(durability);
-        let way = if self.writers.is_none() {
-            Way::Ring
+        let durable = Some(way.call);
+        let slot = self.prepare_write(owner, token, file.into(), offset, data, durable);
+        let by_writer = way.by_thread && self.has_free_writer();
+        self.operations[slot as usize].taker = if by_writer {
+            Taker::Writer
         } else {
-            let now = Instant::now();
-            let evades = self.evade_until.is_some_and(|until| now < until);
-            if evades && self.has_free_writer() {
-                Way::Writer
-            } else {
-                Way::Timed(now)
-            }
+            Taker::RingAtOnce
         };
-        self.begin_write(owner, token, file.into(), offset, data, durable, way);
+        self.start_write(slot);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a write consists of")]
-    fn begin_write(
+    fn prepare_write(
         &mut self,
         owner: Owner,
         token: Token,
@@ -362,8 +339,7 @@ impl Ring {
         offset: u64,
         data: Vec<Buf>,
         durable: Option<Durability>,
-        way: Way,
-    ) {
+    ) -> u32 {
         let Target { fd, may_wait } = file;
         let slot = self.take(Kind::Write { _data: Vec::new() }, owner, token, fd);
         let operation = &mut self.operations[slot as usize];
@@ -388,12 +364,11 @@ impl Ring {
         operation.bytes = bytes;
         operation.durable = durable;
         operation.may_wait = may_wait;
-        operation.by_writer = matches!(way, Way::Writer);
-        operation.urgent_since = match way {
-            Way::Timed(since) => Some(since),
-            Way::Ring | Way::Writer => None,
-        };
-        if bytes == 0 {
+        slot
+    }
+
+    fn start_write(&mut self, slot: u32) {
+        if self.operations[slot as usize].bytes == 0 {
             self.finish_device(slot, Ok(()));
         } else {
             self.start_transfer(slot);
@@ -558,9 +533,8 @@ impl Ring {
                 done: 0,
                 durable: None,
                 may_wait: false,
-                by_writer: false,
+                taker: Taker::Ring,
                 is_transfer: false,
-                urgent_since: None,
                 retries: 0,
                 vectors: Vec::new(),
             });
@@ -576,9 +550,8 @@ impl Ring {
         operation.done = 0;
         operation.durable = None;
         operation.may_wait = false;
-        operation.by_writer = false;
+        operation.taker = Taker::Ring;
         operation.is_transfer = false;
-        operation.urgent_since = None;
         operation.retries = 0;
         slot
     }
@@ -604,7 +577,7 @@ impl Ring {
         self.start(slot);
         self.operations[slot as usize].is_transfer = true;
         self.transfers += 1;
-        let is_urgent = self.operations[slot as usize].urgent_since.is_some();
+        let is_urgent = self.operations[slot as usize].taker == Taker::RingAtOnce;
         let goes = self.transfers <= DEVICE_BUSY || is_urgent;
         if self.config.submit == Submit::Each && self.pending && goes {
             // A refusal is not lost: the entries stay queued until the next turn.
@@ -619,7 +592,7 @@ impl Ring {
         let woken: *mut u64 = &raw mut *self.woken;
         let operation = &self.operations[slot as usize];
         let key = u64::from(operation.generation) << 32 | u64::from(slot);
-        if operation.by_writer
+        if operation.taker == Taker::Writer
             && let Some(writers) = &self.writers
         {
             self.writing += 1;
@@ -834,15 +807,7 @@ impl Ring {
     }
 
     fn finish_device(&mut self, slot: u32, result: Result<(), Errno>) {
-        let Operation {
-            owner,
-            token,
-            urgent_since,
-            ..
-        } = self.operations[slot as usize];
-        if let Some(since) = urgent_since {
-            self.note_urgent(since, Instant::now());
-        }
+        let Operation { owner, token, .. } = self.operations[slot as usize];
         let kind = self.release(slot);
         let result = result.map(|()| match kind {
             Kind::Read(buf) => Done::Read(buf),
@@ -853,23 +818,6 @@ impl Ring {
             token,
             outcome: Outcome::Device(result),
         });
-    }
-
-    /// An urgent write through io_uring took from then until now.
-    fn note_urgent(&mut self, since: Instant, now: Instant) {
-        if now - since <= STALL {
-            self.since_stall = self.since_stall.saturating_add(1);
-            return;
-        }
-        // Writes that are under way together wait for one hiccup of the device together.
-        if self.stalled_at.is_some_and(|stalled_at| since < stalled_at) {
-            return;
-        }
-        if self.since_stall < STALL_WINDOW {
-            self.evade_until = Some(now + STALL_MEMORY);
-        }
-        self.since_stall = 0;
-        self.stalled_at = Some(now);
     }
 
     fn finish(&mut self, slot: u32, outcome: Outcome) {

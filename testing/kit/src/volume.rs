@@ -307,6 +307,7 @@ impl World {
                     token,
                     offset,
                     data,
+                    ..
                 } => {
                     write(&mut self.log, offset, &data);
                     (token, Done::Written)

@@ -11,6 +11,8 @@ use fastrand::Rng;
 pub enum Plant {
     /// A log write is said to be done long before it is durable: an early acknowledgement.
     EarlyLogAck,
+    /// A log write whose sync is still to come is said to be durable.
+    UnsyncedLogWrite,
     /// A log write is said to be done and never happens.
     LostLogWrite,
     /// What a volume in storage mode reads comes from the backend below its store.
@@ -250,7 +252,7 @@ impl Plant {
             | Self::SweptSnapshot
             | Self::HastyUnmark
             | Self::LateInvalidation => 1,
-            Self::FlushLie | Self::LostZero | Self::EarlyLogAck => 2,
+            Self::FlushLie | Self::LostZero | Self::EarlyLogAck | Self::UnsyncedLogWrite => 2,
             Self::LostLogWrite
             | Self::TornLogWrite
             | Self::LateBackendWrite

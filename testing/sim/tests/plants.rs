@@ -35,6 +35,11 @@ fn plant_of_an_early_acknowledgement_is_caught() {
 }
 
 #[test]
+fn plant_of_a_log_write_without_its_sync_is_caught() {
+    assert_caught(Plant::UnsyncedLogWrite, LOG_RULES);
+}
+
+#[test]
 fn plant_of_a_lost_log_write_is_caught() {
     assert_caught(Plant::LostLogWrite, LOG_RULES);
 }

@@ -38,6 +38,7 @@ fn seeds_of_a_short_set_hold_and_cover() {
             && coverage.fences > 0
             && coverage.silent_rounds > 100
             && coverage.log_laps > 5000
+            && coverage.log_syncs > 1000
             && coverage.compressed_bytes > 8 << 20
             && coverage.packed_bytes > 1 << 20
             && coverage.crossings > 30

@@ -265,6 +265,46 @@ pub enum Reply {
     Scrubbed(Scrubbed),
 }
 
+/// By which call a write is made durable. What that does is up to the device: it bypasses a volatile cache (FUA), or flushes
+/// it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// `RWF_DSYNC` on the write.
+    #[default]
+    Dsync,
+    /// The write, then `fdatasync`.
+    Fdatasync,
+}
+
+impl core::fmt::Display for Durability {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Dsync => "RWF_DSYNC",
+            Self::Fdatasync => "write + fdatasync",
+        })
+    }
+}
+
+/// How a write is made durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DurableWay {
+    /// By which call.
+    pub call: Durability,
+    /// Whether a thread of its own waits in that call, instead of the kernel's workers.
+    pub by_thread: bool,
+}
+
+impl core::fmt::Display for DurableWay {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let by = if self.by_thread {
+            "writer threads"
+        } else {
+            "io_uring"
+        };
+        write!(f, "{} by {by}", self.call)
+    }
+}
+
 /// An effect for the driver to perform. Offsets and lengths are in bytes. Log and cache offsets
 /// and lengths are multiples of [`BLOCK_BYTES`]; backend ones of [`SECTOR_BYTES`].
 #[derive(Debug)]
@@ -286,6 +326,8 @@ pub enum Action {
         offset: u64,
         /// Written one after another.
         data: Vec<Buf>,
+        /// How it is made durable; none: as the driver pleases.
+        way: Option<DurableWay>,
     },
     /// Keep the log's superblock in another place than its device, which takes no writes any more; complete
     /// only when durable. It replaces the one that was kept before.

@@ -80,6 +80,7 @@ use open_log::OpenLog;
 use opening::Opening;
 use port::{Kind, Port, Running};
 pub use stats::VolumeStats;
+pub use write::durable_ways::DurableWays;
 use zerocopy::IntoBytes;
 
 use crate::base::buf::Pool;

@@ -211,6 +211,7 @@ impl OpenLog {
                 token,
                 offset,
                 data: Vec::from([block]),
+                way: None,
             }
         });
     }

@@ -128,6 +128,7 @@ pub(super) fn write_superblock((offset, block): (u64, Buf), port: &mut Port, cx:
         token,
         offset,
         data: Vec::from([block]),
+        way: None,
     });
 }
 

@@ -294,6 +294,7 @@ impl Volume {
                 token,
                 offset,
                 data,
+                way: None,
             });
             return;
         }

@@ -7,6 +7,7 @@
 //! destage frees space times `(1 - f) / f`, where `f` runs from 0 there to 1 at a full log; so it
 //! falls without a step and settles where both rates are equal.
 
+pub(super) mod durable_ways;
 mod flush_habit;
 mod group_commit;
 mod resident;
@@ -16,6 +17,7 @@ mod waiters;
 
 use alloc::collections::VecDeque;
 
+use durable_ways::DurableWays;
 use flush_habit::FlushHabit;
 use group_commit::{Gathered, GroupCommit};
 use resident::Resident;
@@ -29,7 +31,7 @@ use super::port::{Kind, Port};
 use super::{Context, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
 use crate::base::buf::Buf;
 use crate::base::error::{IoError, RequestError};
-use crate::base::io::{Action, Done, Nanos, Reply, Request, RequestId, SectorRange};
+use crate::base::io::{Action, Done, DurableWay, Nanos, Reply, Request, RequestId, SectorRange};
 use crate::base::limits::{BLOCK_BYTES, SPANS_IN_FLIGHT_MAX, STEP_WORK_MAX};
 use crate::format::EntryKind;
 use crate::log::extent_index::Sequence;
@@ -86,6 +88,16 @@ impl Writes {
     /// Whether an acknowledgement waits for durability at present.
     pub(super) fn is_on_write(&self, persist: Persist) -> bool {
         self.flush_habit.is_on_write(persist)
+    }
+
+    /// Spans may be made durable in these ways.
+    pub(super) fn set_durable_ways(&mut self, ways: DurableWays) {
+        self.group_commit.set_ways(ways);
+    }
+
+    /// How spans are made durable at present.
+    pub(super) fn durable_way(&self) -> Option<DurableWay> {
+        self.group_commit.way()
     }
 
     /// Whether a superblock is being written that says where the log ends.
@@ -329,17 +341,15 @@ impl Writes {
         }
         while let Some(write) = from.log.get_mut().next_write(SPANS_IN_FLIGHT_MAX) {
             from.port.stats.log_spans += 1;
-            from.port.stats.log_written_bytes += write
-                .data
-                .iter()
-                .map(|block| block.len() as u64)
-                .sum::<u64>();
-            self.group_commit.begun(now, write.end);
+            let bytes: usize = write.data.iter().map(|block| block.len()).sum();
+            from.port.stats.log_written_bytes += bytes as u64;
+            let way = self.group_commit.begun(now, write.end, bytes);
             let token = from.port.begin(Op::Span { end: write.end });
             cx.actions.push(Action::LogWrite {
                 token,
                 offset: write.offset,
                 data: write.data,
+                way,
             });
         }
     }
@@ -607,6 +617,16 @@ impl Volume {
     /// Whether an acknowledgement waits for durability at present.
     pub(super) fn is_on_write(&self) -> bool {
         self.writes.is_on_write(self.config.persist)
+    }
+
+    /// Spans may be made durable in these ways from now on; before this is said, as the driver pleases.
+    pub fn set_durable_ways(&mut self, ways: DurableWays) {
+        self.writes.set_durable_ways(ways);
+    }
+
+    /// How spans are made durable at present, but for trials.
+    pub fn durable_way(&self) -> Option<DurableWay> {
+        self.writes.durable_way()
     }
 
     /// How long clients with much under way need not be heard, while a span is being written; 0 if none is.

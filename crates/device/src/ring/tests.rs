@@ -310,10 +310,9 @@ fn jobs_and_wakes_of_other_threads_arrive() {
     panic!("never woken");
 }
 
-/// After stalls, writer threads make writes durable by either way; a failure is reported like the
-/// ring's own.
+/// Writer threads make writes durable by either call; a failure is reported like the ring's own.
 #[test]
-fn ring_hands_urgent_writes_to_writers_after_stalls() {
+fn ring_hands_urgent_writes_to_writers_if_they_are_to_have_them() {
     let pool = Pool::new(8 << 20);
     let config = RingConfig {
         writer_threads: 2,
@@ -323,20 +322,26 @@ fn ring_hands_urgent_writes_to_writers_after_stalls() {
     let file = tempfile::tempfile().unwrap();
     let read_only = std::fs::File::open("/dev/null").unwrap();
     for by_writers in [false, true] {
-        ring.evade_until = by_writers.then(|| Instant::now() + Duration::from_secs(60));
         for at in 0..64u64 {
             let mut buf = pool.alloc(8192).unwrap();
             buf.fill(at as u8 + 1);
             let buf = buf.freeze();
             // Two vectors, the second one not behind the first.
             let data = vec![buf.slice(4096..8192), buf.slice(0..4096)];
-            let durability = [Durability::Dsync, Durability::Fdatasync][at as usize % 2];
+            let way = DurableWay {
+                call: [Durability::Dsync, Durability::Fdatasync][at as usize % 2],
+                by_thread: by_writers,
+            };
             let fd = file.as_raw_fd();
-            ring.write_urgently(OWNER, Token(at), fd, at * 8192, data, durability);
+            ring.write_urgently(OWNER, Token(at), fd, at * 8192, data, way);
         }
         let data = vec![pool.alloc(4096).unwrap().freeze()];
         let fd = read_only.as_raw_fd();
-        ring.write_urgently(OWNER, Token(64), fd, 0, data, Durability::Dsync);
+        let way = DurableWay {
+            by_thread: by_writers,
+            ..DurableWay::default()
+        };
+        ring.write_urgently(OWNER, Token(64), fd, 0, data, way);
         for one in ended(&mut ring, 65) {
             let failed = one.token == Token(64);
             match one.outcome {
@@ -358,34 +363,6 @@ fn ring_hands_urgent_writes_to_writers_after_stalls() {
     assert_eq!(ring.running(), 0);
     drop(ring);
     assert_eq!(pool.free_bytes(), pool.total_bytes(), "buffers came back");
-}
-
-/// Stalls are counted on urgent writes alone, and one is no reason to change the way.
-#[test]
-fn ring_evades_after_two_stalls_close_together() {
-    let config = RingConfig {
-        writer_threads: 1,
-        ..RingConfig::default()
-    };
-    let mut ring = Ring::new(config).unwrap();
-    let start = Instant::now();
-    // When each begins and ends.
-    let stall = |at: u32| (start + STALL * at, start + STALL * (at + 2));
-    let fast = |at: u32| (start + STALL * at, start + STALL * at);
-    for (writes, evades) in [
-        (vec![stall(0), fast(3), fast(4)], false),
-        (vec![stall(0), fast(3), stall(4)], true),
-        // At once: one hiccup of the device, not a busy processor.
-        (vec![stall(0), stall(1), fast(4)], false),
-    ] {
-        ring.evade_until = None;
-        ring.since_stall = STALL_WINDOW;
-        ring.stalled_at = None;
-        for (since, now) in writes {
-            ring.note_urgent(since, now);
-        }
-        assert_eq!(ring.evade_until.is_some(), evades);
-    }
 }
 
 #[test]

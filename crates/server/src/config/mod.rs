@@ -198,11 +198,11 @@ settings! {
     /// `memory_max_mib`, from 512 to 2048, a sixteenth of the free room at most, and for each volume a 64th of
     /// what is free then, but 16 at least.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
-    /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by
-    /// `fdatasync` after the write, or by what is faster on each device when it is opened.
+    /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by `fdatasync` after the write, or
+    /// by what is faster: as measured on each device when it is opened, and on a write log while it is used.
     log_durability: Option<Durability> = None, ();
-    /// Threads that write to the write logs and wait for the device, for ten seconds after a
-    /// durable write was held up by a busy processor; 0: the kernel's workers always do it.
+    /// Threads that write to the write logs and wait for the device while that was measured to be clearly faster, as on
+    /// a busy processor; 0: the kernel's workers always do it.
     log_writer_threads: u64 = 2, 0..=64;
     /// Whether the threads of the data path ask for the highest priority (nice -20, which needs
     /// CAP_SYS_NICE), so that on a busy machine they never wait for the end of a time slice.

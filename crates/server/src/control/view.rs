@@ -14,6 +14,7 @@ use hdcs_core::cache::{CacheStats, SsdFailure, SsdState};
 use hdcs_core::log::write_log::SpanCounts;
 use hdcs_core::node::qos::QosStats;
 use hdcs_core::volume::{LogFailure, Phase, State, Trouble, VolumeStats, WhenFull};
+use hdcs_device::durability::DeviceCache;
 use hdrhistogram::Histogram;
 
 use super::node_report::{NodeReport, ShardPart};
@@ -245,6 +246,16 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              what is damaged is lost then, and all else is saved"
         ),
     }
+}
+
+/// How the log is made durable, for a reader.
+pub fn log_durability(report: &VolumeReport) -> Option<String> {
+    let (way, cache) = report.log_way;
+    let way = way?;
+    Some(match cache {
+        DeviceCache::Unknown => way.to_string(),
+        cache => format!("{way} ({cache})"),
+    })
 }
 
 /// What is not as it should be, of all parts.

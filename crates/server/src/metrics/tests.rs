@@ -35,6 +35,7 @@ fn page_of(has_all: bool) -> String {
         home_path: None,
         log_path: String::new(),
         log_bytes: 0,
+        log_durability: None,
         encryption: None,
         pins: Vec::new(),
         pin_trouble: None,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use hdcs_backend::crypt::LogCipher;
 use hdcs_core::base::buf::{Buf, Pool};
 use hdcs_core::base::error::IoError;
-use hdcs_core::base::io::{Done, Token};
+use hdcs_core::base::io::{Done, DurableWay, Token};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, REQUEST_BLOCKS_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX,
 };
@@ -34,6 +34,7 @@ pub struct Write {
     pub token: Token,
     pub offset: u64,
     pub data: Vec<Buf>,
+    pub way: Option<DurableWay>,
 }
 
 /// See the module.
@@ -94,12 +95,8 @@ impl CipheredLog {
         } else {
             self.encrypt(write)?
         };
-        let Write { token, offset, .. } = self.waiting.pop_front()?;
-        Some(Write {
-            token,
-            offset,
-            data,
-        })
+        let write = self.waiting.pop_front()?;
+        Some(Write { data, ..write })
     }
 
     fn encrypt(&self, write: &Write) -> Option<Vec<Buf>> {
@@ -160,6 +157,7 @@ mod tests {
             token,
             offset,
             data: data.clone(),
+            way: None,
         });
         let written = log.next().unwrap();
         assert_eq!((written.token, written.offset), (token, offset));
@@ -189,6 +187,7 @@ mod tests {
                 token: Token(1),
                 offset: LogSuperblock::offset_of(sequence),
                 data: vec![blocks(&pool, 1, 5)],
+                way: None,
             });
             assert!(log.next().unwrap().data[0].iter().all(|&byte| byte == 5));
         }
@@ -201,6 +200,7 @@ mod tests {
             token: Token(token),
             offset: 1 << 20,
             data: vec![blocks(&pool, 2, 7)],
+            way: None,
         };
         log.writes(small(0));
         let held = log.next().unwrap();
@@ -217,6 +217,7 @@ mod tests {
                 token: Token(token),
                 offset: 2 << 20,
                 data: data.clone(),
+                way: None,
             });
         }
         log.writes(small(3));

@@ -13,7 +13,7 @@ use hdcs_backend::memory::{ObjectMemory, VolumeMemory};
 use hdcs_backend::{Absent, BackendError, Prepared, SnapshotCommand};
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::error::IoError;
-use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::base::io::{DurableWay, Nanos, SectorRange};
 use hdcs_core::cache::heat_map::Gathering;
 use hdcs_core::cache::{CacheStats, VolumeBenefit};
 use hdcs_core::format::LogSuperblock;
@@ -22,6 +22,7 @@ use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
+use hdcs_device::durability::DeviceCache;
 use hdcs_frontend::access::{Allow, Peer};
 use hdcs_frontend::{Session, Unopened, VolumeNumber};
 use thiserror::Error;
@@ -193,6 +194,8 @@ pub struct VolumeReport {
     pub image_trouble: Option<&'static str>,
     /// Why what was pinned is not, if it is not.
     pub pin_trouble: Option<String>,
+    /// How its log is made durable at present, and what that means to the device.
+    pub log_way: (Option<DurableWay>, DeviceCache),
     /// Its local store, if it is in storage mode. What is dirty there is part of `stats`.
     pub home: Option<hdcs_core::local::Status>,
     /// How far the copy is that a snapshot of it has to make, if it makes one.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hdcs_backend::Capabilities;
 use hdcs_core::base::cipher::Authenticator;
-use hdcs_core::base::io::{Completion, Nanos, SectorRange, Token};
+use hdcs_core::base::io::{Completion, DurableWay, Nanos, SectorRange, Token};
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::cache::{CacheEvent, SsdState};
 use hdcs_core::format::LogSuperblock;
@@ -18,7 +18,7 @@ use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::Qos;
 use hdcs_core::node::stop::{Act, Hung, Stop, View};
 use hdcs_core::volume::sharing;
-use hdcs_core::volume::{Context, Event, Inherited, Phase, Volume, VolumeConfig};
+use hdcs_core::volume::{Context, DurableWays, Event, Inherited, Phase, Volume, VolumeConfig};
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::{Ending, VolumeNumber};
@@ -256,6 +256,13 @@ impl Shard {
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
+        let log = &opened.log;
+        let way = DurableWay {
+            call: log.durability(),
+            by_thread: false,
+        };
+        let has_threads = self.config.ring.writer_threads > 0;
+        volume.set_durable_ways(DurableWays::new(way, log.has_calls(), has_threads));
         let opening_id =
             state
                 .directory

@@ -398,6 +398,7 @@ impl Served {
             store: self.backend.counts(),
             image_trouble: self.backend.image_trouble(),
             pin_trouble: self.pin_trouble.clone(),
+            log_way: (self.volume.durable_way(), self.log.cache()),
             home: self.home(),
             is_resizing: self.resizing.is_some(),
             copying: self

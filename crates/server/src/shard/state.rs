@@ -288,6 +288,7 @@ impl ShardState {
                 token,
                 offset,
                 data,
+                way,
             } => {
                 served.log_operations += 1;
                 if let Some(cipher) = &mut served.log_cipher {
@@ -295,11 +296,14 @@ impl ShardState {
                         token,
                         offset,
                         data,
+                        way,
                     });
                     return self.write_ciphered(slot);
                 }
                 let ring = &mut self.ring;
-                return served.log.write_urgently(ring, owner, token, offset, data);
+                return served
+                    .log
+                    .write_urgently(ring, owner, token, offset, data, way);
             }
             Action::KeepSuperblock { token, block } => {
                 served.log_operations += 1;
@@ -378,10 +382,13 @@ impl ShardState {
                 token,
                 offset,
                 data,
+                way,
             }) = cipher.next()
             {
                 let ring = &mut self.ring;
-                served.log.write_urgently(ring, owner, token, offset, data);
+                served
+                    .log
+                    .write_urgently(ring, owner, token, offset, data, way);
             }
         }
     }

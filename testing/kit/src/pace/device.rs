@@ -25,6 +25,13 @@ pub enum Durability {
         /// Beside the latency of a plain write.
         latency: Nanos,
     },
+    /// The same where a write that goes past the cache takes longer than a flush.
+    SlowFua {
+        /// Of such a write, beside the latency of a plain one.
+        latency: Nanos,
+        /// Of a flush.
+        flush: Nanos,
+    },
     /// It is durable on completion: power-loss protection. A flush costs nothing but its way.
     Protected,
 }
@@ -69,6 +76,17 @@ impl DeviceModel {
             channels: 64,
             bytes_s: 2 << 30,
             iops: 400_000,
+        }
+    }
+
+    /// A cheap drive, whose FUA is slower than its flush.
+    pub fn slow_fua() -> Self {
+        Self {
+            durability: Durability::SlowFua {
+                latency: Nanos::from_micros(900),
+                flush: Nanos::from_micros(200),
+            },
+            ..Self::fua()
         }
     }
 
@@ -139,12 +157,15 @@ impl Device {
         self.transfer_for(now, bytes, is_write, Nanos(0))
     }
 
-    /// The same of a durable write. `None` in its second part: it is durable then; otherwise a flush has to be asked for
-    /// at that time.
-    pub(super) fn write_durably(&mut self, now: Nanos, bytes: u64) -> (Nanos, bool) {
+    /// The same of a durable write, by a call that flushes if so, and otherwise by what the device has. The second part:
+    /// whether a flush has to be asked for at that time.
+    pub(super) fn write_durably(&mut self, now: Nanos, bytes: u64, flushes: bool) -> (Nanos, bool) {
         match self.model.durability {
+            _ if flushes => (self.transfer(now, bytes, true), true),
             Durability::Flush { .. } => (self.transfer(now, bytes, true), true),
-            Durability::Fua { latency } => (self.transfer_for(now, bytes, false, latency), false),
+            Durability::Fua { latency } | Durability::SlowFua { latency, .. } => {
+                (self.transfer_for(now, bytes, false, latency), false)
+            }
             Durability::Protected => (self.transfer(now, bytes, false), false),
         }
     }
@@ -190,6 +211,7 @@ impl Device {
                 latency.0 + (bytes * 1_000_000_000 / u128::from(bytes_s)) as u64
             }
             Durability::Fua { latency } => latency.0 + self.model.latency.0,
+            Durability::SlowFua { flush, .. } => flush.0,
             Durability::Protected => self.model.latency.0,
         }
     }

@@ -33,12 +33,15 @@ pub use device::{DeviceModel, Durability};
 use fastrand::Rng;
 use hdcs_core::base::buf::{BufMut, Pool};
 use hdcs_core::base::io::{
-    Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
+    Action, Completion, Done, Durability as Call, DurableWay, Nanos, Reply, Request, RequestId,
+    SectorRange, Token,
 };
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, LOG_BLOCK_ENTRIES_MAX};
 use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache};
 use hdcs_core::format::LOG_HEADER_BLOCKS;
-use hdcs_core::volume::{Context, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull};
+use hdcs_core::volume::{
+    Context, DurableWays, Event, Persist, Phase, Policy, Volume, VolumeConfig, WhenFull,
+};
 use report::Answer;
 pub use report::{Report, WINDOW, Window, variation};
 
@@ -56,6 +59,8 @@ pub struct Costs {
     pub request_block: Nanos,
     /// Of a span or superblock.
     pub span: Nanos,
+    /// Of a sync behind it.
+    pub sync: Nanos,
     /// Of a read of the log.
     pub log_read: Nanos,
     /// Of a read, write or flush of the backend.
@@ -72,6 +77,7 @@ impl Default for Costs {
             request: Nanos::from_micros(5),
             request_block: Nanos::from_micros(1),
             span: Nanos::from_micros(25),
+            sync: Nanos::from_micros(15),
             log_read: Nanos::from_micros(8),
             backend: Nanos::from_micros(6),
             destaged_block: Nanos::from_micros(3),
@@ -135,6 +141,10 @@ pub struct Model {
     pub seed: u64,
     /// The device of all logs.
     pub log: DeviceModel,
+    /// By which call a log is made durable to begin with, and whether the other one is tried.
+    pub call: Call,
+    /// See `call`.
+    pub tries_calls: bool,
     /// Where all volumes destage to.
     pub backend: Backend,
     /// The processor.
@@ -155,6 +165,8 @@ impl Default for Model {
         Self {
             seed: 1,
             log: DeviceModel::flushed(),
+            call: Call::Dsync,
+            tries_calls: false,
             backend: Backend::Shared,
             costs: Costs::default(),
             volumes: 1,
@@ -292,7 +304,13 @@ impl<'a> World<'a> {
                 actions: &mut Vec::new(),
             };
             // What it asks for at once, it asks for again at its first poll.
-            let volume = Volume::open(config, Nanos(0), &mut cx);
+            let mut volume = Volume::open(config, Nanos(0), &mut cx);
+            let by_thread = false;
+            let way = DurableWay {
+                call: model.call,
+                by_thread,
+            };
+            volume.set_durable_ways(DurableWays::new(way, model.tries_calls, false));
             (volume, superblock, core::mem::take(cx.actions))
         });
         let opened: Vec<_> = volumes.collect();
@@ -577,10 +595,14 @@ impl<'a> World<'a> {
                 let done = Done::Read(self.read_log(number, offset, buf));
                 self.complete(end, number, token, done);
             }
-            Action::LogWrite { token, data, .. } => {
-                self.now = self.now.plus(costs.span);
+            Action::LogWrite {
+                token, data, way, ..
+            } => {
+                let syncs = way.is_some_and(|way| way.call == Call::Fdatasync);
+                let more = if syncs { costs.sync } else { Nanos(0) };
+                self.now = self.now.plus(costs.span).plus(more);
                 let bytes = data.iter().map(|buf| buf.len() as u64).sum();
-                let (end, wants_flush) = self.log.write_durably(self.now, bytes);
+                let (end, wants_flush) = self.log.write_durably(self.now, bytes, syncs);
                 if wants_flush {
                     let volume = number;
                     self.add(end, Coming::FlushLog { volume, token });

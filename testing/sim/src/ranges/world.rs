@@ -502,6 +502,7 @@ impl RangesWorld {
                 token,
                 offset,
                 data,
+                ..
             } => {
                 let bytes = joined(&data);
                 self.log[offset as usize..][..bytes.len()].copy_from_slice(&bytes);

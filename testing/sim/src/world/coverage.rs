@@ -25,6 +25,8 @@ pub struct Coverage {
     pub dram_hits: u64,
     /// Laps of a log, in thousandths.
     pub log_laps: u64,
+    /// Log writes that a sync has made durable.
+    pub log_syncs: u64,
     /// Bytes that compression has saved in logs.
     pub compressed_bytes: u64,
     /// Bytes that compression has saved in the SSD tier.
@@ -153,6 +155,7 @@ impl Coverage {
         self.ssd_hits += other.ssd_hits;
         self.dram_hits += other.dram_hits;
         self.log_laps += other.log_laps;
+        self.log_syncs += other.log_syncs;
         self.compressed_bytes += other.compressed_bytes;
         self.packed_bytes += other.packed_bytes;
         self.cache_failures += other.cache_failures;

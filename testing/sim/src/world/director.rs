@@ -498,7 +498,7 @@ impl Io {
             | Self::BackendFlush(unit, _)
             | Self::BackendExtents(unit, _)
             | Self::StackRead(unit) => Some(*unit),
-            Self::DiskRead(..) | Self::DiskWrite { .. } | Self::Keep(..) => None,
+            Self::DiskRead(..) | Self::DiskWrite { .. } | Self::LogSync(_) | Self::Keep(..) => None,
         }
     }
 }

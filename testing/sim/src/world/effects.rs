@@ -1,5 +1,6 @@
 //! Performing actions and returning completions.
 
+use hdcs_core::base::io::Durability;
 use hdcs_core::cache::Tie;
 use hdcs_core::format::{CACHE_HEADER_BLOCKS, LogSuperblock};
 
@@ -68,9 +69,11 @@ impl World {
                 token,
                 offset,
                 data,
+                way,
             } => {
                 self.check_log_is_used(unit)?;
-                self.disk_write(owner, token, DiskId::Log(unit), offset, data, true)
+                let syncs = way.is_some_and(|way| way.call == Durability::Fdatasync);
+                self.disk_write(owner, token, DiskId::Log(unit), offset, data, !syncs)
             }
             Action::KeepSuperblock { token, block } => {
                 self.begin(
@@ -294,6 +297,7 @@ impl World {
             offset,
             held,
             plant,
+            syncs: !durable && matches!(disk, DiskId::Log(_)),
         };
         self.begin(owner, token, io, what, [offset, bytes]);
         Ok(())
@@ -477,7 +481,8 @@ impl World {
             Io::DiskWrite {
                 disk: DiskId::Log(unit),
                 ..
-            } => {
+            }
+            | Io::LogSync(unit) => {
                 let unit = &mut self.units[*unit];
                 let dead = unit.log_dead.map(|_| IoError::Failed);
                 let fails = dead.or_else(|| fail(random, faults.log_write_one_in));
@@ -580,9 +585,27 @@ impl World {
                 offset,
                 held,
                 plant,
+                syncs,
             } => {
                 drop(held);
-                self.disk_was_written(disk, op, offset, plant, fails)
+                let written = self.disk_was_written(disk, op, offset, plant, fails);
+                if let (DiskId::Log(unit), true, Ok(_)) = (disk, syncs, &written)
+                    && !self.planted.strikes(Plant::UnsyncedLogWrite)
+                {
+                    let numbers = [number, offset];
+                    self.begin(owner, token, Io::LogSync(unit), "log sync", numbers);
+                    return Ok(());
+                }
+                written
+            }
+            Io::LogSync(unit) => {
+                if let Some(error) = fails {
+                    Err(error)
+                } else {
+                    self.coverage.log_syncs += 1;
+                    self.disk(DiskId::Log(unit)).sync();
+                    Ok(Done::Written)
+                }
             }
             Io::BackendRead(unit, op, mut buf) => {
                 if let Some(error) = fails {

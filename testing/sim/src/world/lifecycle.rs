@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use hdcs_core::base::cipher::BlockCipher;
 use hdcs_core::base::codec::Method;
+use hdcs_core::base::io::{Durability as DurableCall, DurableWay};
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 use hdcs_core::local::Event as StoreEvent;
 use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Others, Stop, View};
-use hdcs_core::volume::sharing;
+use hdcs_core::volume::{DurableWays, sharing};
 
 use super::{
-    AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX,
+    AGE_SLACK, Action, CacheEvent, CacheIdentity, Context, Coverage, DIRECTOR_ACTIONS_MAX, DiskId,
     Durability, END_TIME_MAX, Event, Fence, Happening, Nanos, Node, OpenClient, OpenError, Owner,
     Phase, Policy, Rc, ReadCache, Readmission, Shards, SsdState, State, Trouble,
     UNPERSISTED_SLACK_BYTES, Unit, Violation, Volume, World, check_backend, check_bounds,
@@ -128,6 +129,9 @@ impl World {
     /// A volume that begins to open, in a node that was started, and what it asks for first.
     fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.config_to_open(unit);
+        let ways = self.durable_ways(unit);
+        // What a process before has written may not be durable yet.
+        self.disk(DiskId::Log(unit)).sync();
         if let Some(local) = &mut self.units[unit].local {
             local.begin_sizes(config.bytes);
         }
@@ -150,6 +154,7 @@ impl World {
         };
         let mut volume = Volume::open(config, self.engine.now(), &mut cx);
         sharing::set_index_budget(&mut volume, &index_budget);
+        volume.set_durable_ways(ways);
         if self.planted.is(Plant::UnseenDamage) {
             cx.cache.set_codec(&UNSEEN);
         }
@@ -162,6 +167,17 @@ impl World {
         drop(cx);
         self.authenticate_log(unit, &mut volume);
         volume
+    }
+
+    /// In which ways the volume's log is written: each one alone, and tried against the other.
+    fn durable_ways(&self, unit: usize) -> DurableWays {
+        let call = match (self.scenario.seed + unit as u64) % 8 {
+            0 | 1 => DurableCall::Fdatasync,
+            _ => DurableCall::Dsync,
+        };
+        let has_choice = (self.scenario.seed + unit as u64) % 4 == 1;
+        let by_thread = false;
+        DurableWays::new(DurableWay { call, by_thread }, has_choice, false)
     }
 
     /// Somebody may have turned compression on or off while the node was down.

@@ -107,7 +107,11 @@ enum Io {
         offset: u64,
         held: Vec<Buf>,
         plant: Option<Plant>,
+        /// Whether a sync of the disk follows before it counts as written.
+        syncs: bool,
     },
+    /// The sync behind a write to a log.
+    LogSync(usize),
     BackendRead(usize, OpId, BufMut),
     BackendWrite {
         volume: usize,

@@ -16,6 +16,7 @@ impl Io {
                 disk: DiskId::Log(unit),
                 ..
             }
+            | Self::LogSync(unit)
             | Self::Keep(unit, _) => Some(*unit),
             _ => None,
         }

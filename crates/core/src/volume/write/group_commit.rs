@@ -14,6 +14,8 @@
 //!   if nothing is expected: a single client that waits for each write never waits for others.
 //! * A span that is large enough to keep the device busy by its transfer alone waits for nothing.
 //!
+//! In which way spans are made durable is tried out as well ([`super::durable_ways`]).
+//!
 //! So a device that makes a write durable in 10 µs has spans that wait 5 µs at most, and one that needs milliseconds has
 //! spans that hold all that clients send meanwhile.
 //!
@@ -25,7 +27,8 @@ use alloc::collections::VecDeque;
 
 use spans_at_once::SpansAtOnce;
 
-use crate::base::io::Nanos;
+use super::durable_ways::{DurableWays, Took};
+use crate::base::io::{DurableWay, Nanos};
 
 /// A span of so many bytes is large: its transfer takes as long as making it durable.
 const LARGE_SPAN_BYTES: usize = 256 << 10;
@@ -66,6 +69,10 @@ struct Flight {
     end: u64,
     begun: Nanos,
     is_alone: bool,
+    /// How it is made durable, and what it is compared with others by.
+    way: Option<DurableWay>,
+    bytes: usize,
+    depth: usize,
 }
 
 /// What is to be decided about.
@@ -89,24 +96,40 @@ pub(super) struct GroupCommit {
     alone: Smoothed,
     together: Smoothed,
     at_once: SpansAtOnce,
+    ways: DurableWays,
     /// Requests that were answered and that no other one has followed, and when the last ones were.
     answered: usize,
     answered_at: Nanos,
 }
 
 impl GroupCommit {
-    /// The write of the span that ends at `end` begins.
-    pub(super) fn begun(&mut self, now: Nanos, end: u64) {
+    /// Spans may be made durable in these ways from now on.
+    pub(super) fn set_ways(&mut self, ways: DurableWays) {
+        self.ways = ways;
+    }
+
+    /// How they are at present, but for trials.
+    pub(super) fn way(&self) -> Option<DurableWay> {
+        self.ways.usual()
+    }
+
+    /// The write of the span of so many bytes that ends at `end` begins. Returns how it is to be made durable.
+    pub(super) fn begun(&mut self, now: Nanos, end: u64, bytes: usize) -> Option<DurableWay> {
         self.at_once.begun(now);
         let is_alone = self.flights.is_empty();
         for other in &mut self.flights {
             other.is_alone = false;
         }
+        let way = self.ways.next(now);
         self.flights.push_back(Flight {
             end,
             begun: now,
             is_alone,
+            way,
+            bytes,
+            depth: self.flights.len() + 1,
         });
+        way
     }
 
     /// It is durable.
@@ -116,6 +139,19 @@ impl GroupCommit {
             return;
         };
         let took = now.since(flight.begun);
+        if let Some(way) = flight.way {
+            let (bytes, depth) = (flight.bytes, flight.depth);
+            let nanos = took;
+            self.ways.ended(
+                now,
+                way,
+                Took {
+                    nanos,
+                    bytes,
+                    depth,
+                },
+            );
+        }
         if flight.is_alone {
             self.alone.note(took);
         } else {
@@ -205,7 +241,7 @@ mod tests {
         let mut group = GroupCommit::default();
         for end in 0..64 {
             let begun = Nanos(end * 1_000_000);
-            group.begun(begun, end);
+            group.begun(begun, end, 8192);
             group.ended(begun.plus(durable), end);
         }
         group.answered(at(1_000_000), answered);
@@ -276,11 +312,11 @@ mod tests {
     #[test]
     fn a_moment_in_which_the_device_hangs_is_soon_forgotten() {
         let mut group = measured(at(100), 0);
-        group.begun(at(2_000_000), 100);
+        group.begun(at(2_000_000), 100, 8192);
         group.ended(at(2_350_000), 100);
         assert!(group.durable() <= at(150), "{:?}", group.durable());
         for end in 101..133 {
-            group.begun(Nanos(0), end);
+            group.begun(Nanos(0), end, 8192);
             group.ended(at(100), end);
         }
         assert!(group.durable() <= at(110), "{:?}", group.durable());

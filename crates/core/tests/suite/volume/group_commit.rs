@@ -1,7 +1,7 @@
 //! How much spans gather, in the model of [`hdcs_kit::pace`]: no clock and no machine has a say.
 
 use hdcs_core::base::buf::Pool;
-use hdcs_core::base::io::Nanos;
+use hdcs_core::base::io::{Durability, Nanos};
 use hdcs_core::cache::{CacheConfig, ReadCache};
 use hdcs_core::volume::{Context, Persist, Volume};
 use hdcs_kit::pace::{Backend, DeviceModel, Load, Model};
@@ -47,6 +47,46 @@ fn group_commit_suits_each_kind_of_device() {
                 writes >= least,
                 "{writes:.0} writes a second at depth {depth}, median {median:.0} µs, on {log:?}"
             );
+        }
+    }
+}
+
+/// By which call spans are made durable: that which suits the device is found while clients write, whichever it began with,
+/// and to have looked for it costs next to nothing.
+#[test]
+fn call_that_suits_each_kind_of_device_is_found_while_it_is_used() {
+    let writes = |log, call, tries_calls, depth| {
+        let model = Model {
+            log,
+            call,
+            tries_calls,
+            backend: Backend::Apart(DeviceModel::memory()),
+            loads: vec![Load {
+                depth,
+                ..Load::default()
+            }],
+            ..Model::default()
+        };
+        let report = model.with_log_bytes(1 << 30).run(Nanos::from_millis(800));
+        report.write_iops(400..800)
+    };
+    for log in [
+        DeviceModel::flushed(),
+        DeviceModel::fua(),
+        DeviceModel::protected(),
+        DeviceModel::slow_fua(),
+    ] {
+        for depth in [1, 16] {
+            let calls = [Durability::Dsync, Durability::Fdatasync];
+            let alone = calls.map(|call| writes(log, call, false, depth));
+            let best = alone[0].max(alone[1]);
+            for call in calls {
+                let found = writes(log, call, true, depth);
+                assert!(
+                    found >= best * 0.93,
+                    "{found:.0} from {call}, at depth {depth} on {log:?}: {alone:.0?} by one call alone"
+                );
+            }
         }
     }
 }

@@ -110,6 +110,7 @@ impl Node {
             home_path: None,
             log_path: String::new(),
             log_bytes: 0,
+            log_durability: None,
             encryption: None,
             pins: Vec::new(),
             pin_trouble: None,
@@ -165,6 +166,7 @@ impl Node {
             volume.reason = view::reason(found, volume.read_only).or(volume.reason);
             volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
             volume.pin_trouble.clone_from(&found.pin_trouble);
+            volume.log_durability = view::log_durability(found);
             volume.benefit = Some(view::benefit(&found.benefit));
             volume.connections = found.connections as u64;
             let rate = self.watch.destage_bytes_per_s(entry.number);
