@@ -307,6 +307,11 @@ impl BufMut {
         }
     }
 
+    /// Bytes of memory that it has, in view or not.
+    pub fn held_bytes(&self) -> usize {
+        self.handle.blocks as usize * BLOCK_BYTES
+    }
+
     /// The view of all its memory.
     #[must_use]
     pub fn widen(mut self) -> Self {

@@ -34,6 +34,7 @@ mod volume {
     mod resize;
     mod scrub;
     mod silent_log;
+    mod ssd_hits;
 }
 
 mod local {
