@@ -63,6 +63,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::AddAssign;
+use core::ptr::NonNull;
 
 use benefit::Benefit;
 pub use benefit::{Tiering, VolumeBenefit};
@@ -308,6 +309,11 @@ pub struct CacheStats {
     pub warm_lines: u64,
     /// Volumes of which nothing that was found there was used, since their logs are newer.
     pub forgotten_volumes: u64,
+}
+
+/// Where the memory of a cache's DRAM tier lies, if it has one.
+pub fn dram_memory(cache: &ReadCache) -> Option<(NonNull<u8>, usize)> {
+    cache.dram.memory()
 }
 
 /// The read cache of one shard: its own DRAM tier, over the SSD tier that all shards share.
