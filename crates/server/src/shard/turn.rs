@@ -388,6 +388,7 @@ impl Shard {
             self.deliver();
             self.run_jobs();
             self.run_scrubs();
+            self.state.ring.submit_transfers();
             self.serve();
             if !self.state.requests.has_more() {
                 break;
