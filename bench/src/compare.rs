@@ -26,6 +26,9 @@ use crate::{performance, plot, replay, report, steady};
 /// A run that a stall of the device has spoiled is repeated so often.
 const REPEATS_MAX: usize = 3;
 
+/// The share of reads that the SSD tier answers where its hits are measured, at least.
+const SSD_HITS_MIN: f64 = 0.5;
+
 /// What to compare.
 #[derive(Args, Debug)]
 pub struct Options {
@@ -350,6 +353,9 @@ impl Run<'_> {
         let probed_after = watch.probe()?;
         let shown_after = peers.show(peer)?;
         let requests = outcome.requests as f64;
+        if peer == Peer::SsdHit {
+            check_ssd_hits(&shown_before, &shown_after, requests)?;
+        }
         let has_volume = peer.is_hdcs() && peer != Peer::Four;
         Ok(Sample {
             profile: profile.name.to_owned(),
@@ -367,6 +373,19 @@ impl Run<'_> {
             outcome,
         })
     }
+}
+
+/// What is called a hit of the SSD tier was one, but for those few blocks that DRAM holds.
+fn check_ssd_hits(before: &Value, after: &Value, requests: f64) -> Result<()> {
+    let hits = |shown: &Value| shown["counters"]["ssd_hit_blocks"].as_f64().unwrap_or(0.0);
+    let share = (hits(after) - hits(before)) / requests;
+    if share < SSD_HITS_MIN {
+        let percent = share * 100.0;
+        return Err(Failure::new(format!(
+            "only {percent:.0} % of the reads came from the SSD tier"
+        )));
+    }
+    Ok(())
 }
 
 /// Run until the device has not stalled meanwhile, or as often as is worth it: the last run, and those before it.
@@ -419,6 +438,13 @@ mod tests {
             (repeated[0].repetition, repeated[0].profile.as_str()),
             (2, "randwrite-qd32")
         );
+    }
+
+    #[test]
+    fn reads_that_do_not_come_from_the_ssd_tier_are_no_hits_of_it() {
+        let shown = |hits: u64| serde_json::json!({"counters": {"ssd_hit_blocks": hits}});
+        assert!(check_ssd_hits(&shown(10), &shown(900), 1000.0).is_ok());
+        assert!(check_ssd_hits(&shown(10), &shown(400), 1000.0).is_err());
     }
 
     #[test]

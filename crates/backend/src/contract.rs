@@ -7,6 +7,7 @@
 mod content;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use content::Claim;
 pub use content::Content;
@@ -20,7 +21,7 @@ use super::{Ask, Capabilities, Operation, SnapshotCommand};
 pub struct Contract {
     is_atomic: bool,
     is_local_store: bool,
-    under_way: HashMap<Token, Entry>,
+    under_way: HashMap<Token, Entry, BuildHasherDefault<TokenHasher>>,
     is_fenced: bool,
     /// The snapshot that is being made.
     snapshot: Option<Token>,
@@ -52,7 +53,7 @@ impl Contract {
         Self {
             is_atomic: capabilities.atomic_flush,
             is_local_store,
-            under_way: HashMap::new(),
+            under_way: HashMap::default(),
             is_fenced: false,
             snapshot: None,
             content: None,
@@ -151,6 +152,26 @@ impl Contract {
         if let (Some(content), Some(claim)) = (&mut self.content, entry.claim) {
             content.ends(claim, result);
         }
+    }
+}
+
+/// Spreads tokens. The volume gives them out, so nobody outside chooses them.
+#[derive(Default)]
+struct TokenHasher(u64);
+
+impl Hasher for TokenHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // A table goes by the upper bits as well as by the lower ones.
+        let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = spread ^ spread >> 32;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        unreachable!("a token is a number: {bytes:?}");
     }
 }
 

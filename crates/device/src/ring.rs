@@ -13,6 +13,7 @@
 
 mod config;
 mod counts;
+mod finished;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -20,13 +21,14 @@ use std::time::{Duration, Instant};
 
 pub use config::{RingConfig, Submit};
 pub use counts::RingCounts;
+pub use finished::{Finished, Outcome, Owner};
 use hdcs_core::base::buf::{Buf, BufMut};
 use hdcs_core::base::io::{Done, Durability, DurableWay, Token};
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use super::Errno;
-use super::worker::{Job, JobOutput, Remote, Waker, Worker};
+use super::worker::{Job, Remote, Waker, Worker};
 use super::writers::{Task, Writers};
 
 /// How often an operation that made no progress is repeated before it fails.
@@ -44,57 +46,11 @@ const RESTART_ALIGN: u64 = 4096;
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Transfers under way from which on a device has enough to do, and the next ones go to it together.
 const DEVICE_BUSY: usize = 8;
+/// Transfers that end in one call of [`Ring::reap`] at most, about: all that a fast device has ended at once would be
+/// answered at once, and device and clients would wait for each other by turns.
+const REAPED_TRANSFERS_MAX: usize = 4;
 /// Completions under this number belong to no operation.
 const NO_OPERATION: u64 = u64::MAX;
-
-/// Whose operation it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Owner {
-    /// The read cache.
-    Cache,
-    /// The volume in this slot, on its write log.
-    Volume(u32),
-    /// The volume in this slot, on the cache device.
-    CacheOf(u32),
-    /// The backend of the volume in this slot.
-    Backend(u32),
-    /// Receiving on the connection in this slot.
-    Receive(u32),
-    /// Sending on the connection in this slot.
-    Send(u32),
-    /// The listener in this slot.
-    Listener(u32),
-    /// Work of the shard itself.
-    Shard,
-}
-
-/// How an operation ended.
-#[derive(Debug)]
-pub enum Outcome {
-    /// A read, write, sync or allocation.
-    Device(Result<Done, Errno>),
-    /// So many bytes were received or sent.
-    Count(Result<usize, Errno>),
-    /// A connection came in, or accepting failed.
-    Accepted(Result<OwnedFd, Errno>),
-    /// A job of the worker.
-    Job(JobOutput),
-    /// A descriptor has something to read, or cannot be waited for.
-    Readable(Result<(), Errno>),
-    /// Another thread has woken the ring.
-    Woken,
-}
-
-/// The end of one operation.
-#[derive(Debug)]
-pub struct Finished {
-    /// Whose.
-    pub owner: Owner,
-    /// Which of the owner's.
-    pub token: Token,
-    /// How it ended.
-    pub outcome: Outcome,
-}
 
 /// Names a running operation, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,9 +86,8 @@ enum Kind {
     Allocate {
         mode: i32,
     },
-    Receive {
-        address: *mut u8,
-    },
+    /// Into the slot's vectors.
+    Receive,
     Send {
         message: *const libc::msghdr,
     },
@@ -191,6 +146,8 @@ pub struct Ring {
     woken: Box<u64>,
     config: RingConfig,
     pending: bool,
+    /// Whether a transfer is among what was queued since the kernel was last called.
+    has_queued_transfer: bool,
     counts: RingCounts,
     /// The kernel was waited for, and did not end everything.
     given_up: bool,
@@ -229,6 +186,7 @@ impl Ring {
             woken: Box::new(0),
             config,
             pending: false,
+            has_queued_transfer: false,
             counts: RingCounts::default(),
             given_up: false,
         };
@@ -414,19 +372,16 @@ impl Ring {
         self.running += 1;
     }
 
-    /// Receive up to `bytes` bytes from a socket to `address`.
+    /// Receive from a socket to the first of two places and then to the second, which may be empty, as much as there is.
     ///
     /// # Safety
     /// The memory must stay valid and untouched until the operation has finished.
-    pub unsafe fn receive(
-        &mut self,
-        owner: Owner,
-        socket: RawFd,
-        address: *mut u8,
-        bytes: usize,
-    ) -> Key {
-        let slot = self.take(Kind::Receive { address }, owner, Token(0), socket);
-        self.operations[slot as usize].bytes = bytes as u64;
+    pub unsafe fn receive(&mut self, owner: Owner, socket: RawFd, places: [libc::iovec; 2]) -> Key {
+        let slot = self.take(Kind::Receive, owner, Token(0), socket);
+        let operation = &mut self.operations[slot as usize];
+        operation
+            .vectors
+            .extend(places.iter().filter(|one| one.iov_len > 0));
         self.start(slot)
     }
 
@@ -488,6 +443,7 @@ impl Ring {
             self.uring().submit_and_wait(1)
         };
         self.pending = false;
+        self.has_queued_transfer = false;
         match result {
             Ok(_) => Ok(()),
             Err(error)
@@ -502,13 +458,33 @@ impl Ring {
         }
     }
 
-    /// Move what has finished to the end of `out`.
+    /// Hand queued transfers to the kernel before this thread does what takes a while: the device has them meanwhile.
+    pub fn submit_transfers(&mut self) {
+        if self.config.submit == Submit::Each && self.has_queued_transfer {
+            // A refusal is not lost, as above.
+            let _ = self.uring().submit();
+            self.note_submitted();
+        }
+    }
+
+    fn note_submitted(&mut self) {
+        self.counts.enters += 1;
+        self.pending = false;
+        self.has_queued_transfer = false;
+    }
+
+    /// Move what has finished to the end of `out`, but not all of many transfers: whoever waits for the first ones is
+    /// answered while the device goes on, and the others are there at the next call.
     pub fn reap(&mut self, out: &mut Vec<Finished>) {
+        let before = self.transfers;
         loop {
             let Some(entry) = self.uring().completion().next() else {
                 break;
             };
             self.complete(&entry);
+            if self.transfers + REAPED_TRANSFERS_MAX <= before {
+                break;
+            }
         }
         self.take_written();
         self.drain_backlog();
@@ -576,14 +552,14 @@ impl Ring {
     fn start_transfer(&mut self, slot: u32) {
         self.start(slot);
         self.operations[slot as usize].is_transfer = true;
+        self.has_queued_transfer = true;
         self.transfers += 1;
         let is_urgent = self.operations[slot as usize].taker == Taker::RingAtOnce;
         let goes = self.transfers <= DEVICE_BUSY || is_urgent;
         if self.config.submit == Submit::Each && self.pending && goes {
             // A refusal is not lost: the entries stay queued until the next turn.
             let _ = self.uring().submit();
-            self.counts.enters += 1;
-            self.pending = false;
+            self.note_submitted();
         }
     }
 
@@ -635,9 +611,16 @@ impl Ring {
                 .offset(operation.offset)
                 .mode(*mode)
                 .build(),
-            Kind::Receive { address } => {
-                opcode::Recv::new(fd, *address, operation.bytes as u32).build()
-            }
+            Kind::Receive => match operation.vectors[..] {
+                [vector] => {
+                    let (base, len) = (vector.iov_base.cast(), vector.iov_len as u32);
+                    opcode::Recv::new(fd, base, len).build()
+                }
+                ref vectors => {
+                    let count = vectors.len() as u32;
+                    opcode::Readv::new(fd, vectors.as_ptr().cast(), count).build()
+                }
+            },
             Kind::Send { message } => opcode::SendMsg::new(fd, (*message).cast())
                 .flags(libc::MSG_NOSIGNAL as u32)
                 .build(),
@@ -736,7 +719,7 @@ impl Ring {
         match operation.kind {
             Kind::Read(_) | Kind::Write { .. } => self.transferred(slot, result),
             Kind::Sync | Kind::Allocate { .. } => self.finish_device(slot, result.map(|_| ())),
-            Kind::Receive { .. } | Kind::Send { .. } => {
+            Kind::Receive | Kind::Send { .. } => {
                 let outcome = Outcome::Count(result.map(|bytes| bytes as usize));
                 self.finish(slot, outcome);
             }

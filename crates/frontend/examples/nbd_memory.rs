@@ -121,7 +121,9 @@ fn serve<R: Read, W: Write>(
             return Ok(());
         }
         // What was sent may have made room for requests that wait in the session.
-        if !sent && let Receive::Into(place) = session.receive(&mut host) {
+        if !sent
+            && let Receive::Into(place) | Receive::IntoBoth(place, _) = session.receive(&mut host)
+        {
             let bytes = reader.read(place)?;
             session.received(bytes, &mut host);
         }

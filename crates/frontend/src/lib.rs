@@ -191,6 +191,8 @@ impl<'a> Permitted<'a> {
 pub enum Receive<'a> {
     /// Receive up to this many bytes, here.
     Into(&'a mut [u8]),
+    /// Receive up to this many bytes, here, and what does not fit there: what belongs to two places comes at once.
+    IntoBoth(&'a mut [u8], &'a mut [u8]),
     /// Nothing at present: too much is in flight or waits to be sent, no buffer is free, or its
     /// [`Allowance`] is spent. The shard asks again after every completion and every send of this
     /// connection, when buffers become free, and in the next turn if its work was spent.
@@ -298,7 +300,8 @@ impl fmt::Display for Ending {
 pub trait Session: Send {
     /// Where the next bytes go. The place stays valid and unused until [`Self::received`].
     fn receive(&mut self, host: &mut dyn Host) -> Receive<'_>;
-    /// So many bytes came into the place that [`Self::receive`] named; 0 is the peer's end.
+    /// So many bytes came into the place that [`Self::receive`] named, or into the first of two and then the second; 0 is
+    /// the peer's end.
     fn received(&mut self, bytes: usize, host: &mut dyn Host);
     /// A submitted request ended.
     fn completed(&mut self, id: RequestId, result: Result<Reply, RequestError>);

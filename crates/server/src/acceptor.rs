@@ -345,7 +345,9 @@ impl Hall {
                 stream.write_all(&bytes).await.map_err(gone)?;
             }
             let received = match session.receive(&mut Nowhere) {
-                Receive::Into(place) => Some(stream.read(place).await.map_err(gone)?),
+                Receive::Into(place) | Receive::IntoBoth(place, _) => {
+                    Some(stream.read(place).await.map_err(gone)?)
+                }
                 Receive::Wait | Receive::Close => None,
             };
             let Some(bytes) = received else {

@@ -110,6 +110,21 @@ impl<'a> Run<'a> {
                     hung_up = bytes == 0;
                     self.session.received(bytes, self.host);
                 }
+                Receive::IntoBoth(place, behind) => {
+                    assert!(!hung_up, "nothing follows the end");
+                    assert!(!place.is_empty(), "a place holds something");
+                    let bytes = rest.len().min(place.len() + behind.len());
+                    let bytes = match bytes.min(feed_bytes_max) {
+                        0 => 0,
+                        bytes => random.usize(1..=bytes),
+                    };
+                    let (here, further) = rest[..bytes].split_at(bytes.min(place.len()));
+                    place[..here.len()].copy_from_slice(here);
+                    behind[..further.len()].copy_from_slice(further);
+                    rest = &rest[bytes..];
+                    hung_up = bytes == 0;
+                    self.session.received(bytes, self.host);
+                }
             }
             if self.random.bool() {
                 self.complete();

@@ -244,7 +244,8 @@ impl World {
         buf
     }
 
-    fn perform(&mut self, actions: Vec<Action>) {
+    /// Perform actions of the volume, and what follows from them.
+    pub fn perform(&mut self, actions: Vec<Action>) {
         let mut queue = VecDeque::from(actions);
         while let Some(action) = queue.pop_front() {
             self.now = self.now.plus(Nanos::from_micros(10));

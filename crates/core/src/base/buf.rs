@@ -105,6 +105,11 @@ impl Arena {
         self.references.len()
     }
 
+    /// Where the blocks lie, and how many bytes they are.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.blocks() * BLOCK_BYTES)
+    }
+
     /// Bytes of bookkeeping beside the blocks themselves.
     pub fn overhead_bytes(&self) -> usize {
         core::mem::size_of_val(&*self.references)
@@ -307,6 +312,11 @@ impl BufMut {
         }
     }
 
+    /// Bytes of memory that it has, in view or not.
+    pub fn held_bytes(&self) -> usize {
+        self.handle.blocks as usize * BLOCK_BYTES
+    }
+
     /// The view of all its memory.
     #[must_use]
     pub fn widen(mut self) -> Self {
@@ -505,6 +515,11 @@ impl Pool {
     pub fn free_bytes(&self) -> usize {
         let freed = self.arena.freed_blocks.load(Ordering::Relaxed);
         (self.lists.lock().free_blocks + freed) * BLOCK_BYTES
+    }
+
+    /// Where its memory lies, and how much it is. Buffers are taken from its beginning as long as there are any.
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        self.arena.memory()
     }
 
     /// Bytes in all.

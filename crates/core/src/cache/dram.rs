@@ -35,6 +35,7 @@
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 
 use super::benefit::{Worths, unproven};
 use super::forgetting::Forgetting;
@@ -111,6 +112,11 @@ impl Dram {
 
     pub fn frames(&self) -> usize {
         self.keys.len()
+    }
+
+    /// Where the frames lie, if there are any.
+    pub fn memory(&self) -> Option<(NonNull<u8>, usize)> {
+        self.arena.as_ref().map(|arena| arena.memory())
     }
 
     pub fn used(&self) -> usize {

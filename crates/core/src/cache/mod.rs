@@ -63,6 +63,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::AddAssign;
+use core::ptr::NonNull;
 
 use benefit::Benefit;
 pub use benefit::{Tiering, VolumeBenefit};
@@ -146,12 +147,38 @@ pub struct SsdRead {
     pub key: BlockKey,
     /// What to read lies here on the cache device,
     pub offset: u64,
-    /// and has so many bytes: the block, or the whole of a compressed line.
+    /// and has so many bytes: the blocks, or the whole of a compressed line.
     pub bytes: usize,
-    /// How many blocks this brings, from the one that was asked for on. Whoever reads may want fewer.
+    /// How many blocks this brings, from the one that was asked for on. Whoever reads may want fewer, or more
+    /// ([`Self::take`]).
     pub blocks: u64,
+    /// How many it may bring.
+    reach: u64,
+    /// Whether the line is compressed, and read as a whole.
+    is_packed: bool,
     /// Number of the line.
     line: u32,
+}
+
+impl SsdRead {
+    /// How many blocks the line has, from the one that was asked for on.
+    pub fn reach(&self) -> u64 {
+        self.reach
+    }
+
+    /// Bring so many blocks, at most [`Self::reach`].
+    pub fn take(&mut self, blocks: u64) {
+        assert!((1..=self.reach).contains(&blocks), "blocks of one line");
+        self.blocks = blocks;
+        if !self.is_packed {
+            self.bytes = blocks as usize * BLOCK_BYTES;
+        }
+    }
+
+    /// Whether what is read is what the blocks are made of, one behind the other.
+    pub fn is_plain(&self) -> bool {
+        !self.is_packed
+    }
 }
 
 /// What the SSD tier has taken of what was filled: lines that are new to it under their address.
@@ -282,6 +309,11 @@ pub struct CacheStats {
     pub warm_lines: u64,
     /// Volumes of which nothing that was found there was used, since their logs are newer.
     pub forgotten_volumes: u64,
+}
+
+/// Where the memory of a cache's DRAM tier lies, if it has one.
+pub fn dram_memory(cache: &ReadCache) -> Option<(NonNull<u8>, usize)> {
+    cache.dram.memory()
 }
 
 /// The read cache of one shard: its own DRAM tier, over the SSD tier that all shards share.

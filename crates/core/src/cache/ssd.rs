@@ -606,7 +606,10 @@ impl Ssd {
         };
         if !is_packed {
             if let Some(cipher) = cipher {
-                cipher.decrypt(read.key.block(), data);
+                let blocks = data.chunks_exact_mut(BLOCK_BYTES);
+                for (number, block) in (read.key.block()..).zip(blocks) {
+                    cipher.decrypt(number, block);
+                }
             }
             return Ok((data, is_current));
         }

@@ -42,13 +42,17 @@ use crate::volume::streams::{StreamConfig, StreamDetector};
 /// Largest fetch in blocks: large enough for a sequential stream, small enough to find a buffer.
 const FETCH_BLOCKS_MAX: u64 = 64;
 
+/// Why a read that is not at the cache device as a whole has a place for its data.
+const HAS_PLACE: &str = "a read whose buffer was lost with the device begins anew";
+
 /// A read under way.
 #[derive(Debug)]
 struct Read {
     id: RequestId,
     range: SectorRange,
     fill: Fill,
-    buf: BufMut,
+    /// The place for its data; none while the cache device reads all of it into that.
+    buf: Option<BufMut>,
     pending: usize,
     /// Answered once every entry before this sequence is durable.
     until: Sequence,
@@ -64,7 +68,7 @@ impl Read {
         let result = match self.error {
             _ if port.is_fenced() => Err(RequestError::Fenced),
             Some(error) => Err(error),
-            None => Ok(Reply::Data(self.buf.freeze())),
+            None => Ok(Reply::Data(self.buf.expect(HAS_PLACE).freeze())),
         };
         port.reply(id, kind, result, cx);
     }
@@ -280,7 +284,7 @@ impl Reads {
                     return from.port.reply(id, kind, Ok(Reply::Data(data)), cx);
                 }
                 Lookup::Ssd(mut permission) => {
-                    permission.blocks = 1;
+                    permission.take(1);
                     let Some(read) = self.begin_read(id, range, fill, from, cx) else {
                         return cx.cache.cancel_ssd_read(permission);
                     };
@@ -364,7 +368,7 @@ impl Reads {
             id,
             range,
             fill,
-            buf,
+            buf: Some(buf),
             pending: 1,
             until: from.undurable_in(range),
             error: None,
@@ -389,7 +393,10 @@ impl Reads {
         let id = state.id;
         let goes_on = !state.missing.is_empty() && state.error.is_none() && !from.port.is_fenced();
         if goes_on {
-            if *self.keeper.get_or_insert(id) == id {
+            // One that has lost its buffer has nothing to keep.
+            let has_place = state.buf.is_some();
+            self.keeper.take_if(|keeper| *keeper == id && !has_place);
+            if has_place && *self.keeper.get_or_insert(id) == id {
                 self.kept = Some(state);
             } else {
                 let waiting = (id, state.range, state.fill);
@@ -413,7 +420,7 @@ impl Reads {
     fn place(&mut self, read: usize, piece: SectorRange) -> &mut [u8] {
         let state = &mut self.active[read];
         let start = (piece.start - state.range.start) as usize * SECTOR_BYTES;
-        &mut state.buf[start..start + piece.bytes()]
+        &mut state.buf.as_mut().expect(HAS_PLACE)[start..start + piece.bytes()]
     }
 
     fn read_dirty(
@@ -475,8 +482,7 @@ impl Reads {
         blocks: &[u8],
         from: &mut ReadSources<'_>,
     ) -> bool {
-        let start = (piece.start - self.active[read].range.start) as usize * SECTOR_BYTES;
-        let place = &mut self.active[read].buf[start..start + piece.bytes()];
+        let place = self.place(read, piece);
         let Some(packed) = packed else {
             let start = piece.offset_in_block();
             place.copy_from_slice(&blocks[start..start + piece.bytes()]);
@@ -511,9 +517,9 @@ impl Reads {
                     self.place(read, part).copy_from_slice(data);
                 }
                 Lookup::Ssd(mut permission) => {
-                    // A compressed line is read once for all of its blocks that are wanted.
-                    let wanted = permission.blocks.min(end - block);
-                    permission.blocks = from.cached.blocks_of_line(block, permission.key, wanted);
+                    // A line is read once for all of its blocks that are wanted.
+                    let wanted = permission.reach().min(end - block);
+                    permission.take(from.cached.blocks_of_line(block, permission.key, wanted));
                     next = block + permission.blocks;
                     let sectors = permission.blocks * BLOCK_SECTORS;
                     let part = SectorRange::new(block * BLOCK_SECTORS, sectors).intersect(piece);
@@ -547,11 +553,20 @@ impl Reads {
         from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let Some(buf) = cx.pool.alloc(permission.bytes) else {
-            self.active[read].missing.push(part);
+        let state = &mut self.active[read];
+        // What brings all of the read is read to where it is sent from.
+        let is_all = part == state.range && permission.is_plain();
+        let buf = if is_all && has_room(state.buf.as_ref(), permission.bytes) {
+            let whole = state.buf.take().map(BufMut::widen);
+            whole.map(|buf| buf.narrow(0..permission.bytes))
+        } else {
+            cx.pool.alloc(permission.bytes)
+        };
+        let Some(buf) = buf else {
+            state.missing.push(part);
             return cx.cache.cancel_ssd_read(permission);
         };
-        self.active[read].pending += 1;
+        state.pending += 1;
         let offset = permission.offset;
         let token = from.port.begin(Op::ReadSsd {
             read,
@@ -566,24 +581,51 @@ impl Reads {
         read: usize,
         part: SectorRange,
         permission: SsdRead,
-        mut result: Result<Done, IoError>,
+        result: Result<Done, IoError>,
         from: &mut ReadSources<'_>,
         cx: &mut Context<'_>,
     ) {
-        let data = match &mut result {
-            Ok(Done::Read(data)) => Some(&mut **data),
+        let mut data = match result {
+            Ok(Done::Read(data)) => Some(data),
             _ => None,
         };
-        if let Ok(data) = cx.cache.finish_ssd_read(permission, data) {
+        let found = (cx.cache).finish_ssd_read(permission, data.as_deref_mut());
+        if let Ok(found) = found {
             from.port.stats.ssd_hit_blocks += part.block_count();
             let start = part.offset_in_block();
-            self.place(read, part)
-                .copy_from_slice(&data[start..start + part.bytes()]);
-        } else {
-            // Clean data has another copy: the backend's.
-            from.port.stats.cache_corrupt_blocks += part.block_count();
-            from.port.stats.miss_blocks += part.block_count();
+            let bytes = start..start + part.bytes();
+            if self.active[read].buf.is_some() {
+                self.place(read, part).copy_from_slice(&found[bytes]);
+            } else {
+                self.active[read].buf = data.map(|data| data.narrow(bytes));
+            }
+            return self.finish_read(read, from, cx);
+        }
+        // Clean data has another copy: the backend's.
+        from.port.stats.cache_corrupt_blocks += part.block_count();
+        self.active[read].buf = self.active[read].buf.take().or_else(|| {
+            let data = data?.widen();
+            Some(data.narrow(0..part.bytes()))
+        });
+        self.read_instead(read, part, from, cx);
+    }
+
+    /// The cache device has not brought a piece of a read: have it from the backend. If the read's buffer is gone, and
+    /// there is no other, it begins anew when there is.
+    fn read_instead(
+        &mut self,
+        read: usize,
+        part: SectorRange,
+        from: &mut ReadSources<'_>,
+        cx: &mut Context<'_>,
+    ) {
+        from.port.stats.miss_blocks += part.block_count();
+        let state = &mut self.active[read];
+        state.buf = (state.buf.take()).or_else(|| cx.pool.alloc(part.bytes()));
+        if state.buf.is_some() {
             self.read_missing(read, part, from, cx);
+        } else {
+            state.missing.push(part);
         }
         self.finish_read(read, from, cx);
     }
@@ -604,9 +646,7 @@ impl Reads {
             GivenUp::Read { read, range } => (read, range),
             GivenUp::Scrub(id) => return scrub::answer_done(id, from.port, cx),
         };
-        from.port.stats.miss_blocks += range.block_count();
-        self.read_missing(read, range, from, cx);
-        self.finish_read(read, from, cx);
+        self.read_instead(read, range, from, cx);
     }
 
     /// A piece of a read will not come.
@@ -739,6 +779,11 @@ impl Reads {
         }
         self.go_on_with_stalled(from, cx);
     }
+}
+
+/// Whether a place for data has so many bytes, with what its memory has around it.
+fn has_room(place: Option<&BufMut>, bytes: usize) -> bool {
+    place.is_some_and(|place| place.held_bytes() >= bytes)
 }
 
 /// The sectors of one block.

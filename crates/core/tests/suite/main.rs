@@ -35,6 +35,7 @@ mod volume {
     mod resize;
     mod scrub;
     mod silent_log;
+    mod ssd_hits;
 }
 
 mod local {

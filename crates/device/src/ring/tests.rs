@@ -8,7 +8,7 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
 
 use super::*;
-use crate::worker::Job;
+use crate::worker::{Job, JobOutput};
 
 const OWNER: Owner = Owner::Volume(3);
 
@@ -120,6 +120,55 @@ fn ring_takes_more_operations_than_it_has_places() {
     assert_eq!(pool.free_bytes(), pool.total_bytes());
 }
 
+/// The first of many are answered before the last of them are looked at.
+#[test]
+fn transfers_that_end_at_once_are_reaped_a_few_at_a_time() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(64, Submit::Batch, false);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[1; 4096]).unwrap();
+    for at in 0..32 {
+        let buf = pool.alloc(4096).unwrap();
+        ring.read(OWNER, Token(at), file.as_raw_fd(), 0, buf);
+    }
+    let mut finished = Vec::new();
+    let mut total = 0;
+    for _ in 0..10_000 {
+        ring.submit_and_wait(Some(Duration::from_millis(10)))
+            .unwrap();
+        ring.reap(&mut finished);
+        assert!(finished.len() <= REAPED_TRANSFERS_MAX, "{finished:?}");
+        total += finished.drain(..).count();
+        if total == 32 {
+            return;
+        }
+    }
+    panic!("{total} of 32 ended");
+}
+
+/// Nothing more is queued in the turn, and the device has it already.
+#[test]
+fn queued_transfers_go_to_the_device_before_the_end_of_a_turn() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(64, Submit::Each, false);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&[1; 4096]).unwrap();
+    for at in 0..32 {
+        let buf = pool.alloc(4096).unwrap();
+        ring.read(OWNER, Token(at), file.as_raw_fd(), 0, buf);
+    }
+    let enters = ring.counts().enters;
+    assert!(
+        !ring.uring().submission().is_empty(),
+        "more than go at once"
+    );
+    ring.submit_transfers();
+    assert!(ring.uring().submission().is_empty());
+    ring.submit_transfers();
+    assert_eq!(ring.counts().enters, enters + 1, "there is nothing more");
+    assert_eq!(ended(&mut ring, 32).len(), 32);
+}
+
 #[test]
 fn short_transfer_continues_until_it_is_whole() {
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -219,6 +268,34 @@ fn vectors_advance_over_whole_and_partial_ones() {
     );
 }
 
+fn vector(place: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: place.as_mut_ptr().cast(),
+        iov_len: place.len(),
+    }
+}
+
+#[test]
+fn receive_goes_on_in_the_second_place() {
+    let mut ring = ring(8, Submit::Batch, false);
+    let (socket, mut peer) = UnixStream::pair().unwrap();
+    let (mut first, mut second) = ([0u8; 6], [0u8; 8]);
+    for sent in [1, 6, 11, 14] {
+        let bytes: Vec<u8> = (1..=sent).collect();
+        peer.write_all(&bytes).unwrap();
+        let places = [vector(&mut first), vector(&mut second)];
+        // SAFETY: both places outlive the operation, whose end is awaited.
+        unsafe { ring.receive(Owner::Receive(1), socket.as_raw_fd(), places) };
+        let finished = ended(&mut ring, 1);
+        let Outcome::Count(Ok(count)) = finished[0].outcome else {
+            panic!("{finished:?}");
+        };
+        assert_eq!(count, usize::from(sent));
+        let received: Vec<u8> = first.into_iter().chain(second).take(count).collect();
+        assert_eq!(received, bytes);
+    }
+}
+
 #[test]
 fn cancelled_receive_ends() {
     let mut ring = ring(8, Submit::Batch, false);
@@ -229,8 +306,7 @@ fn cancelled_receive_ends() {
         ring.receive(
             Owner::Receive(1),
             socket.as_raw_fd(),
-            place.as_mut_ptr(),
-            16,
+            [vector(&mut place), vector(&mut [])],
         )
     };
     ring.submit_and_wait(Some(Duration::ZERO)).unwrap();

@@ -45,7 +45,7 @@ use self::handshake::{Handshake, Security};
 use self::inbox::Inbox;
 use self::output::Output;
 use self::tls::Tls;
-use self::transmission::Transmission;
+use self::transmission::{BEHIND_BYTES, Transmission};
 use super::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNumber};
 use crate::access::{Identity, Peer};
 
@@ -298,7 +298,10 @@ impl NbdSession {
                     }
                 }
             }
-            let (place, direct) = place(&mut self.stage, &mut self.inbox);
+            let (place, direct) = match place(&mut self.stage, &mut self.inbox) {
+                Place::Inbox(room) => (room, false),
+                Place::Payload(rest, _) => (rest, true),
+            };
             match tls.read(place) {
                 Ok(0) => return Intake::Open,
                 Ok(bytes) => placed(&mut self.stage, &mut self.inbox, direct, bytes),
@@ -324,26 +327,36 @@ fn secure(
     Ok(is_over)
 }
 
-/// Where plain bytes go, and whether that is a payload's buffer.
-fn place<'a>(stage: &'a mut Stage, inbox: &'a mut Inbox) -> (&'a mut [u8], bool) {
-    let Stage::Transmission(transmission) = stage else {
-        return (inbox.room(), false);
-    };
-    let wanted = transmission.wanted(inbox.capacity());
-    if let Some(rest) = transmission.direct() {
-        return (rest, true);
-    }
-    let unread = inbox.unread().len();
-    let room = inbox.room();
-    let most = wanted.map_or(room.len(), |wanted| wanted.saturating_sub(unread).max(1));
-    let bytes = most.min(room.len());
-    (&mut room[..bytes], false)
+/// Where plain bytes go.
+enum Place<'a> {
+    Inbox(&'a mut [u8]),
+    /// To the rest of a payload's buffer, and what follows it to the inbox.
+    Payload(&'a mut [u8], &'a mut [u8]),
 }
 
-/// So many plain bytes came there.
+fn place<'a>(stage: &'a mut Stage, inbox: &'a mut Inbox) -> Place<'a> {
+    let Stage::Transmission(transmission) = stage else {
+        return Place::Inbox(inbox.room());
+    };
+    let most = transmission.inbox_bytes_max(inbox.unread().len());
+    if let Some(rest) = transmission.direct() {
+        assert!(inbox.unread().is_empty(), "the payload's buffer has it");
+        let room = inbox.room();
+        let bytes = room.len().min(BEHIND_BYTES);
+        return Place::Payload(rest, &mut room[..bytes]);
+    }
+    let room = inbox.room();
+    let bytes = most.map_or(room.len(), |most| most.min(room.len()));
+    Place::Inbox(&mut room[..bytes])
+}
+
+/// So many plain bytes came there; whether that was a payload's buffer.
 fn placed(stage: &mut Stage, inbox: &mut Inbox, direct: bool, bytes: usize) {
     match stage {
-        Stage::Transmission(transmission) if direct => transmission.direct_received(bytes),
+        Stage::Transmission(transmission) if direct => {
+            let behind = transmission.direct_received(bytes);
+            inbox.received(behind);
+        }
         _ => inbox.received(bytes),
     }
 }
@@ -368,9 +381,16 @@ impl Session for NbdSession {
                 if let Some(tls) = &mut self.tls {
                     return Receive::Into(tls.room());
                 }
-                let (place, direct) = place(&mut self.stage, &mut self.inbox);
-                self.direct = direct;
-                Receive::Into(place)
+                match place(&mut self.stage, &mut self.inbox) {
+                    Place::Inbox(room) => {
+                        self.direct = false;
+                        Receive::Into(room)
+                    }
+                    Place::Payload(rest, behind) => {
+                        self.direct = true;
+                        Receive::IntoBoth(rest, behind)
+                    }
+                }
             }
         }
     }

@@ -62,9 +62,15 @@ const REPLY_BYTES: usize = 512;
 /// The longest read that is held until all of it is there. The specification asks for 64 KiB at
 /// least where a client demands one chunk.
 const UNFRAGMENTED_BYTES_MAX: usize = REQUEST_BYTES_MAX;
-/// The least rest of a payload that is worth a receive of its own, straight into its buffer. A
-/// shorter one comes with the requests behind it and is copied.
+/// A payload from here on is received straight into its buffer, but for its head. A shorter one comes with the requests
+/// around it, many in one receive, and is copied.
 const DIRECT_BYTES_MIN: usize = 32 << 10;
+/// How much of such a payload has to be there before it gets a buffer: so much a client has to send for it.
+const HEAD_BYTES: usize = 8 << 10;
+/// The least rest of it that is not copied.
+const REST_BYTES_MIN: usize = 4 << 10;
+/// What is received behind the rest of a payload: the next request with as much as its buffer asks for.
+pub const BEHIND_BYTES: usize = REQUEST_HEADER_BYTES + HEAD_BYTES;
 
 const _: () = assert!(SLOTS_MAX <= 1 << 16);
 const _: () = assert!(
@@ -232,8 +238,23 @@ impl Transmission {
     pub fn wanted(&self, inbox_bytes: usize) -> Option<usize> {
         let payload = self.payload.as_ref()?;
         let slot = &self.slots[usize::from(payload.slot)];
-        let bytes = slot.piece(payload.piece).bytes().min(DIRECT_BYTES_MIN);
-        payload.buf.is_none().then(|| bytes.min(inbox_bytes))
+        let bytes = slot.piece(payload.piece).bytes();
+        let wanted = if bytes >= DIRECT_BYTES_MIN {
+            HEAD_BYTES
+        } else {
+            bytes
+        };
+        payload.buf.is_none().then(|| wanted.min(inbox_bytes))
+    }
+
+    /// How much is to be received into an inbox, which has so many unread bytes, before the rest of a payload goes to its
+    /// buffer; `None`: as much as there is.
+    pub fn inbox_bytes_max(&self, unread: usize) -> Option<usize> {
+        let payload = self.payload.as_ref()?;
+        let slot = &self.slots[usize::from(payload.slot)];
+        let is_large = slot.piece(payload.piece).bytes() >= DIRECT_BYTES_MIN;
+        let waits = payload.buf.is_none() && is_large && unread < HEAD_BYTES;
+        waits.then(|| HEAD_BYTES - unread)
     }
 
     /// Memory that it takes up, its output left out.
@@ -401,17 +422,22 @@ impl Transmission {
         true
     }
 
-    /// The rest of a payload's buffer, if it is worth a receive of its own.
+    /// The rest of a payload's buffer, if it is not to be copied. The inbox is empty then.
     pub fn direct(&mut self) -> Option<&mut [u8]> {
         let payload = self.payload.as_mut()?;
-        let rest = payload.buf.as_mut()?.get_mut(payload.filled..)?;
-        (rest.len() >= DIRECT_BYTES_MIN).then_some(rest)
+        let buf = payload.buf.as_mut()?;
+        let is_large = buf.len() >= DIRECT_BYTES_MIN;
+        let rest = buf.get_mut(payload.filled..)?;
+        (is_large && rest.len() >= REST_BYTES_MIN).then_some(rest)
     }
 
-    /// So many bytes came into the place of [`Self::direct`].
-    pub fn direct_received(&mut self, bytes: usize) {
+    /// So many bytes came into the place of [`Self::direct`], and behind it; how many these are.
+    pub fn direct_received(&mut self, bytes: usize) -> usize {
         let payload = self.payload.as_mut().expect("a payload is being received");
-        payload.filled += bytes;
+        let buf = payload.buf.as_ref().expect("a payload has its buffer");
+        let here = bytes.min(buf.len() - payload.filled);
+        payload.filled += here;
+        bytes - here
     }
 
     /// A request that was submitted ended.

@@ -133,6 +133,12 @@ impl Budget {
         }
     }
 
+    /// What of that it touches at the start.
+    pub fn shard_touched_bytes(&self, node: &NodeSettings) -> u64 {
+        let share = node.buffers_touched_mib * MIB / self.shards as u64;
+        share.min(self.shard_pool_bytes() / 2)
+    }
+
     /// Memory for the NBD connections of one shard.
     pub fn shard_connections_bytes(&self) -> u64 {
         self.connections_bytes / self.shards as u64

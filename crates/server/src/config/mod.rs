@@ -162,6 +162,10 @@ settings! {
     /// Memory for what volumes need each: indexes of their write logs, local stores, maps and buffers of volumes on S3
     /// and HDFS. 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
     volumes_memory_mib: u64 = 0, 0..=(1 << 20);
+    /// So much of the buffers of requests is touched at the start, all shards together and half of the buffers at most, so
+    /// that the first writes do not wait for memory. They lie in huge pages where the system gives such on request. 0:
+    /// memory is taken as it is needed.
+    buffers_touched_mib: u64 = 64, 0..=1024;
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
     /// Size of the SSD tier; 0 turns it off, else at least 16. Unless it is set, it is a tenth of the free room beside

@@ -810,6 +810,7 @@ fn shard_configs(
         shared_cache: Arc::default(),
         origin: Instant::now(),
         pool_bytes: budget.shard_pool_bytes() as usize,
+        touched_bytes: budget.shard_touched_bytes(node) as usize,
         ring: RingConfig {
             writer_threads: node.log_writer_threads as usize,
             raise_priority: node.raise_priority,

@@ -114,7 +114,14 @@ enum End {
 
 /// Where the session wants to receive: valid until the session is called again.
 #[derive(Clone, Copy)]
-pub struct Place(*mut u8, usize);
+pub struct Place([libc::iovec; 2]);
+
+fn vector(place: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: place.as_mut_ptr().cast(),
+        iov_len: place.len(),
+    }
+}
 
 /// See the module.
 pub struct Connection {
@@ -337,7 +344,11 @@ impl Connection {
         match self.session.receive(host) {
             Receive::Into(place) => {
                 assert!(!place.is_empty(), "a place to receive into holds something");
-                return Some(Place(place.as_mut_ptr(), place.len()));
+                return Some(Place([vector(place), vector(&mut [])]));
+            }
+            Receive::IntoBoth(place, behind) => {
+                assert!(!place.is_empty(), "a place to receive into holds something");
+                return Some(Place([vector(place), vector(behind)]));
             }
             Receive::Wait => self.waits = true,
             Receive::Close => self.stage = Stage::Draining,
@@ -356,11 +367,11 @@ impl Connection {
         ring: &mut Ring,
         counts: &mut ShardCounts,
     ) -> bool {
-        if let Some(Place(address, bytes)) = place {
+        if let Some(Place(places)) = place {
             let (owner, fd) = (Owner::Receive(slot), self.socket.as_raw_fd());
             // SAFETY: the session keeps the place until `received` (its contract), nobody has
             // called it since, and it outlives the operation (invariant 1).
-            self.receiving = Some(unsafe { ring.receive(owner, fd, address, bytes) });
+            self.receiving = Some(unsafe { ring.receive(owner, fd, places) });
         }
         let sends = self.sends;
         if !self.is_broken() {

@@ -126,6 +126,8 @@ pub struct ShardConfig {
     pub origin: Instant,
     /// Bytes of buffers for requests, spans and segments.
     pub pool_bytes: usize,
+    /// What of that is touched at the start.
+    pub touched_bytes: usize,
     /// How its ring is set up.
     pub ring: RingConfig,
     /// How writes are made durable; measured for each device if not given.

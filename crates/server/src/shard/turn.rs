@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -23,15 +24,15 @@ use std::time::{Duration, Instant};
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Nanos, Token};
-use hdcs_core::cache::{CacheEvent, ReadCache};
+use hdcs_core::cache::{CacheEvent, ReadCache, dram_memory};
 use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::stop::Stop;
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
-use hdcs_device::Errno;
 use hdcs_device::ring::{Finished, Key, Outcome, Owner, Ring};
 use hdcs_device::worker::{JobOutput, Waker};
 use hdcs_device::writers::raise_priority;
+use hdcs_device::{Errno, memory};
 use hdcs_frontend::access::Peer;
 use hdcs_frontend::{Ending, Held, Host, VolumeNumber};
 
@@ -200,6 +201,7 @@ impl Shard {
             keep_to(processor);
         }
         let pool = Pool::new(config.pool_bytes);
+        settle_memory(pool.memory(), config.touched_bytes);
         let mut cache_config = config.cache.clone();
         let (mut actions, memory) = (Vec::new(), Arc::clone(&pool));
         let mut readmission = Readmission::default();
@@ -229,6 +231,9 @@ impl Shard {
                 }
             }
         };
+        if let Some(frames) = dram_memory(&cache) {
+            settle_memory(frames, 0);
+        }
         cache.set_fill_marks(config.cache_fill);
         cache.set_tiering(config.cache_tiering);
         let mut state = ShardState {
@@ -383,6 +388,7 @@ impl Shard {
             self.deliver();
             self.run_jobs();
             self.run_scrubs();
+            self.state.ring.submit_transfers();
             self.serve();
             if !self.state.requests.has_more() {
                 break;
@@ -938,6 +944,12 @@ fn host<'a>(
         allowance,
         worked: 0,
     }
+}
+
+/// Have memory of this shard's lie in huge pages, of which so much is there at once.
+fn settle_memory((address, bytes): (NonNull<u8>, usize), touched_bytes: usize) {
+    // SAFETY: whoever has it has just made it.
+    unsafe { memory::prepare(address, bytes, touched_bytes) };
 }
 
 fn keep_to(processor: usize) {

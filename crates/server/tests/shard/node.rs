@@ -79,6 +79,7 @@ pub fn shard_config() -> ShardConfig {
         cache_tiering: Tiering::default(),
         cache_device: None,
         pool_bytes: 32 << 20,
+        touched_bytes: 4 << 20,
         ring: RingConfig::default(),
         durability: None,
         processor: None,

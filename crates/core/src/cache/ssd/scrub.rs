@@ -46,11 +46,14 @@ impl Ssd {
                 continue;
             }
             let key = BlockKey(self.store.index.primary(line).unwrap_or_default());
+            let blocks = self.store.layout.line_blocks as u64;
             let read = SsdRead {
                 key,
                 offset: self.store.line_offset(line),
                 bytes: self.store.index.place_of(line).bytes(),
-                blocks: self.store.layout.line_blocks as u64,
+                blocks,
+                reach: blocks,
+                is_packed: self.store.index.is_packed(line),
                 line: line.0,
             };
             return ScrubLine::Line {

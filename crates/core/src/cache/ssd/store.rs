@@ -168,7 +168,7 @@ impl Store {
         let expected = if self.index.is_packed(line) {
             expected
         } else {
-            &expected[block..=block]
+            &expected[block..block + read.blocks as usize]
         };
         has_checksums(data, expected)
     }
@@ -260,8 +260,9 @@ impl Store {
     fn read_of(&self, line: Line, key: BlockKey, block: usize) -> SsdRead {
         let (place, offset) = (self.index.place_of(line), self.line_offset(line));
         let is_packed = self.index.is_packed(line);
+        let reach = self.layout.line_blocks - block;
         let (before, bytes, blocks) = if is_packed {
-            (0, place.bytes(), self.layout.line_blocks - block)
+            (0, place.bytes(), reach)
         } else {
             (block * BLOCK_BYTES, BLOCK_BYTES, 1)
         };
@@ -270,6 +271,8 @@ impl Store {
             offset: offset + before as u64,
             bytes,
             blocks: blocks as u64,
+            reach: reach as u64,
+            is_packed,
             line: line.0,
         }
     }

@@ -129,6 +129,15 @@ impl Wire {
                     rest = &rest[bytes..];
                     self.session.received(bytes, &mut self.host);
                 }
+                Receive::IntoBoth(place, behind) => {
+                    let bytes = rest.len().min(place.len() + behind.len());
+                    let bytes = self.random.usize(1..=bytes.min(self.feed_bytes_max));
+                    let (here, further) = rest[..bytes].split_at(bytes.min(place.len()));
+                    place[..here.len()].copy_from_slice(here);
+                    behind[..further.len()].copy_from_slice(further);
+                    rest = &rest[bytes..];
+                    self.session.received(bytes, &mut self.host);
+                }
             }
             self.watch();
         }

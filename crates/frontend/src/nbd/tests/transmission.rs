@@ -728,9 +728,10 @@ fn large_payloads_are_received_into_their_buffer() {
     let mut wire = Wire::structured(19);
     wire.send(&request_bytes(command::WRITE, 0, 1, 512, 1 << 20));
     wire.send(&vec![1; 32 << 10]);
-    let Receive::Into(place) = wire.session.receive(&mut wire.host) else {
+    let Receive::IntoBoth(place, behind) = wire.session.receive(&mut wire.host) else {
         panic!("a payload is awaited");
     };
+    assert!(!behind.is_empty(), "what follows comes at once");
     // The first piece ends at the first MiB of the volume.
     assert_eq!(place.len(), (1 << 20) - 512 - (32 << 10));
     place.fill(2);
@@ -743,6 +744,72 @@ fn large_payloads_are_received_into_their_buffer() {
     assert!(first.iter().all(|&byte| byte == 1));
     assert!(rest.iter().all(|&byte| byte == 2));
     assert_eq!(disk[1 << 20..(1 << 20) + 512], [3; 512]);
+}
+
+/// Receive as much as the session takes at once; how many bytes that were.
+fn receive_all(wire: &mut Wire, stream: &[u8]) -> usize {
+    let (place, behind) = match wire.session.receive(&mut wire.host) {
+        Receive::Into(place) => (place, &mut [][..]),
+        Receive::IntoBoth(place, behind) => (place, behind),
+        other => panic!("{other:?}"),
+    };
+    let bytes = stream.len().min(place.len() + behind.len());
+    let (here, further) = stream[..bytes].split_at(bytes.min(place.len()));
+    place[..here.len()].copy_from_slice(here);
+    behind[..further.len()].copy_from_slice(further);
+    wire.session.received(bytes, &mut wire.host);
+    while wire.complete_one() {}
+    bytes
+}
+
+#[test]
+fn stream_of_large_writes_takes_a_receive_for_each() {
+    let mut wire = Wire::structured(32);
+    let mut stream = Vec::new();
+    for cookie in 0..16u64 {
+        let header = request_bytes(command::WRITE, 0, cookie, cookie << 16, 64 << 10);
+        stream.extend(header);
+        stream.extend(vec![cookie as u8 + 1; 64 << 10]);
+    }
+    // The first ones let the inbox grow.
+    let (mut sent, mut receives) = (0, 0);
+    while sent < stream.len() {
+        sent += receive_all(&mut wire, &stream[sent..]);
+        receives += 1;
+    }
+    assert!(receives <= 16 + 4, "{receives}");
+    wire.settle();
+    let disk = wire.disk.bytes();
+    for (cookie, part) in disk.chunks(64 << 10).take(16).enumerate() {
+        assert!(part.iter().all(|&byte| byte == cookie as u8 + 1));
+    }
+}
+
+#[test]
+fn receive_that_ends_within_a_small_write_takes_what_is_behind_it() {
+    let mut wire = Wire::structured(33);
+    let mut stream = Vec::new();
+    for cookie in 0..64u64 {
+        stream.extend(request_bytes(command::WRITE, 0, cookie, cookie << 12, 4096));
+        stream.extend(vec![cookie as u8 + 1; 4096]);
+    }
+    // A part of the first one, and all that the inbox has room for.
+    let (mut sent, mut receives) = (receive_all(&mut wire, &stream[..2000]), 0);
+    while sent < stream.len() {
+        let bytes = receive_all(&mut wire, &stream[sent..]);
+        assert!(
+            receives == 0 || sent + bytes == stream.len() || bytes > 100_000,
+            "{bytes}"
+        );
+        sent += bytes;
+        receives += 1;
+    }
+    assert!(receives <= 4, "{receives}");
+    wire.settle();
+    let disk = wire.disk.bytes();
+    for (cookie, part) in disk.chunks(4096).take(64).enumerate() {
+        assert!(part.iter().all(|&byte| byte == cookie as u8 + 1));
+    }
 }
 
 #[test]
