@@ -679,17 +679,18 @@ impl VolumeMemory {
         reserved.lease.reach(parts)
     }
 
-    /// Have what a clone of so many bytes needs beside.
+    /// Have what a clone of so many bytes needs beside. One that is opened again with what it had has that already.
     pub fn reach_inherited(&self, bytes: u64) -> Result<(), Shortage> {
         let stretches = bytes.div_ceil(16 * MIB) * INHERITED_STRETCH_BYTES;
-        let inherited_bytes = INHERITED_BYTES + stretches;
         let mut reserved = self.reserved();
+        let inherited_bytes = reserved.inherited_bytes.max(INHERITED_BYTES + stretches);
+        let more = inherited_bytes - reserved.inherited_bytes;
         let parts = Parts {
-            tables_bytes: reserved.lease.parts.tables_bytes + inherited_bytes,
+            tables_bytes: reserved.lease.parts.tables_bytes + more,
             ..Parts::default()
         };
         reserved.lease.reach(parts)?;
-        reserved.inherited_bytes += inherited_bytes;
+        reserved.inherited_bytes = inherited_bytes;
         Ok(())
     }
 

@@ -374,12 +374,14 @@ impl Drop for QueuePlace {
 }
 
 /// What is known of a volume that was closed for another shard to open it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Departed {
     /// What its log holds, if that is known.
     pub left: Option<Left>,
     /// Which opening goes on elsewhere.
     pub opening: OpeningId,
+    /// What is reserved for it, which it is opened with; `None` if something of it is still in use.
+    pub memory: Option<Arc<VolumeMemory>>,
 }
 
 /// What a connection has opened.

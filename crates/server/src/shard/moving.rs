@@ -13,13 +13,16 @@
 //! 2. The volume is closed only when every request was answered and nothing of it seems to hang, and without destage: what
 //!    it has in its log is there where it is opened.
 //! 3. A connection waits until it is said where the volume is, and ends if that is nowhere.
-//! 4. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
+//! 4. What was reserved of memory for it goes along, so that it is neither counted twice nor taken by another volume.
+//! 5. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
 //!    before it comes back.
 //!
 //! Failure: a volume whose requests do not end in time goes on here. From when it closes there is no way back; whoever
 //! moves it opens it elsewhere, and says [`Command::Follow`] in any case.
 //!
 //! [`Command::Follow`]: super::command::Command::Follow
+
+use std::sync::Arc;
 
 use hdcs_core::base::io::Nanos;
 use hdcs_core::volume::{Event, Phase, sharing};
@@ -213,9 +216,15 @@ impl Shard {
             self.state.departed.insert(served.number, served.opening_id);
         }
         let opening = served.opening_id;
+        // What its devices owe it still needs that, and it is opened nowhere else.
+        let memory = (!served.is_owed()).then(|| Arc::clone(&served.memory));
         Some(move || {
             let result = if is_closed {
-                Ok(Departed { left, opening })
+                Ok(Departed {
+                    left,
+                    opening,
+                    memory,
+                })
             } else {
                 Err(WAS_CLOSED.to_owned())
             };

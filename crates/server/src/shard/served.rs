@@ -187,9 +187,9 @@ pub struct Served {
     pub held: Vec<Operation>,
     /// Latency by class, of those that were ever used.
     pub latencies: [Latencies; 3],
-    /// Memory that is reserved for it.
+    /// Memory that is reserved for it. It is given back after all that it was reserved for, so it stands behind that.
     pub memory: Arc<VolumeMemory>,
-    /// Its stay on this shard.
+    /// Its stay on this shard, which ends last.
     pub residence: Residence,
 }
 

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hdcs_backend::memory::{Kind, Needs, Share};
 use hdcs_core::base::io::Nanos;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::access::{Allow, Peer};
@@ -21,7 +22,7 @@ use hdcs_server::shard::{OpeningId, SendError, ShardConfig, Shards, start_all};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, READ, WRITE, noise};
-use crate::node::{PATIENCE, make_log, shard_config, spec, wait};
+use crate::node::{BYTES, LOG_BYTES, PATIENCE, make_log, shard_config, spec, wait};
 
 /// The shard that accepts.
 const DOOR: usize = 0;
@@ -651,5 +652,51 @@ fn clients_that_are_handed_over_leave_room_for_commands() {
     drop(hold);
     sent.expect("clients fill half of the queue at most");
     drop(clients);
+    group.stop(false);
+}
+
+#[test]
+fn memory_goes_along_with_a_volume_and_is_free_once_it_is_said_to_be_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::start(directory.path(), |_| ());
+    let needs = Needs {
+        bytes: BYTES,
+        log_bytes: LOG_BYTES,
+        home_bytes: None,
+        kind: Kind::File,
+        encrypted: false,
+        compressed: false,
+    };
+    // For one such volume.
+    let share = Share::new(needs.share_bytes());
+    let with = |shard, memory, continues| VolumeSpec {
+        shard: Some(shard),
+        continues,
+        memory,
+        ..spec(directory.path(), 2, "")
+    };
+    let reserve = || Arc::new(needs.reserve(&share, 0).expect("nobody else has it"));
+    make_log(&with(HOME, reserve(), None));
+    let needed = reserve().parts();
+    for _ in 0..20 {
+        let open = |spec| {
+            let opened = group.ask(|answer| Command::Open(Box::new(spec), answer));
+            opened.map_err(|failure| failure.message).unwrap();
+        };
+        open(with(HOME, reserve(), None));
+        let departed = wait(&mut group.begin_move(2)).unwrap();
+        assert_eq!(share.held(), needed, "neither twice nor not at all");
+        assert_eq!(group.shards.shard_of(VolumeNumber(2)), None);
+        let memory = departed.memory.expect("nothing of it is in use");
+        open(with(DOOR, memory, Some(departed.opening)));
+        assert_eq!(share.held(), needed);
+        group
+            .ask(|answer| Command::Close {
+                volume: VolumeNumber(2),
+                destage: false,
+                answer,
+            })
+            .unwrap();
+    }
     group.stop(false);
 }

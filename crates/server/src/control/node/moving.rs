@@ -9,11 +9,14 @@
 //! Invariants:
 //! 1. Between the two shards the volume is one that is being opened, and opening it fails as at any time: it is tried again
 //!    if that may help, and its clients reconnect.
-//! 2. Whoever waits on the first shard is told in any case where the volume is.
+//! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
+//! 3. Whoever waits on the first shard is told in any case where the volume is.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_backend::memory::VolumeMemory;
 use hdcs_core::base::io::Nanos;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
@@ -28,12 +31,14 @@ use crate::shard::command::Command;
 const PATIENCE: Nanos = Nanos::from_millis(10_000);
 
 /// Where a volume is to be opened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Destination {
     /// On this shard, if somebody has said so.
     pub shard: Option<usize>,
     /// The opening that goes on there, if it comes from another shard.
     pub continues: Option<OpeningId>,
+    /// What is reserved for it, which comes from there as well.
+    pub memory: Option<Arc<VolumeMemory>>,
 }
 
 impl Node {
@@ -93,6 +98,7 @@ impl Node {
         let destination = Destination {
             shard: Some(shard),
             continues: Some(departed.opening),
+            memory: departed.memory,
         };
         let volumes = self.volumes.entries().len();
         let opened = self.open_at(entry, volumes, destination).await;

@@ -222,11 +222,14 @@ impl Node {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let gate = Arc::new(self.catalogue.gate(entry));
         let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
-        let memory = self
-            .memories
-            .reserve(entry, self.volumes.entries_that_stay())
-            .map_err(short)?;
-        self.wait_for_memory().await?;
+        let memory = if let Some(memory) = destination.memory {
+            memory
+        } else {
+            let others = self.volumes.entries_that_stay();
+            let memory = self.memories.reserve(entry, others).map_err(short)?;
+            self.wait_for_memory().await?;
+            memory
+        };
         let mut spec = self
             .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
