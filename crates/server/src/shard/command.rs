@@ -23,13 +23,12 @@ use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::access::{Allow, Peer};
-use hdcs_frontend::{Session, Unopened, VolumeNumber};
+use hdcs_frontend::{OpeningId, Session, Unopened, VolumeNumber};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
-use super::directory::OpeningId;
 use super::places::Place;
 use super::residents::Residence;
 use crate::data_dir::dirty::{Left, LogIdentity};

@@ -298,7 +298,6 @@ impl Shard {
             residence: spec.residence,
         });
         state.numbers.insert(number, slot);
-        state.departed.remove(&number);
         state.publish(slot);
         state.perform(slot);
         state.pin_at_opening(slot, spec.pins);
@@ -315,7 +314,8 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
-        self.state.directory.leave(served.number);
+        let goes_on = served.goes_on();
+        self.state.directory.leave(served.number, goes_on);
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
         // What follows frees memory and closes files, which may take as long as a device does.
@@ -343,7 +343,7 @@ impl Shard {
             self.state.requests.refuse(self.state.now, one);
         }
         let has_left = self.has_left(&mut served);
-        if !self.state.departed.contains_key(&served.number) {
+        if !goes_on {
             self.abort_connections(served.number);
         }
         let left = served.left(self.state.now);

@@ -21,13 +21,13 @@ use hdcs_core::volume::{Context, Event, Volume, sharing};
 use hdcs_device::Errno;
 use hdcs_device::ring::{Outcome, Owner, Ring};
 use hdcs_device::worker::JobOutput;
-use hdcs_frontend::access::Peer;
+use hdcs_frontend::access::{Allow, Peer};
 use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
 
 use super::ciphered_log::Write;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
-use super::directory::{Directory, OpeningId, Refusal};
+use super::directory::{Directory, Refusal};
 use super::due::Due;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
@@ -55,8 +55,6 @@ pub struct ShardState {
     pub shard: usize,
     /// What clients are told of all of the node's volumes.
     pub directory: Arc<Directory>,
-    /// Volumes that have left for another shard, whose connections wait to be told to follow.
-    pub departed: BTreeMap<VolumeNumber, OpeningId>,
     /// When the log may say again that a client was refused a volume.
     pub refusal_said: Cell<Nanos>,
     /// Where clients' comings and goings are noted.
@@ -103,6 +101,10 @@ impl Host for SessionHost<'_> {
 
     fn why_not(&self, name: &str) -> Option<Unopened> {
         self.state.directory.why_not(name)
+    }
+
+    fn moves(&self, name: &str) -> Option<Allow> {
+        self.state.directory.moves(name, self.state.now)
     }
 
     fn refused(&self, name: &str, peer: &Peer) {

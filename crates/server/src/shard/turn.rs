@@ -243,7 +243,6 @@ impl Shard {
             numbers: BTreeMap::new(),
             shard: config.number,
             directory: Arc::clone(config.peers.directory()),
-            departed: BTreeMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
             due: Due::default(),
