@@ -200,6 +200,7 @@ impl Shard {
             keep_to(processor);
         }
         let pool = Pool::new(config.pool_bytes);
+        config.peers.note_pool(config.number, &pool);
         let mut cache_config = config.cache.clone();
         let (mut actions, memory) = (Vec::new(), Arc::clone(&pool));
         let mut readmission = Readmission::default();
@@ -405,7 +406,7 @@ impl Shard {
         }
         if self.config.peers.count() > 1 {
             let ShardConfig { peers, .. } = &self.config;
-            peers.pass_on(&self.state.cache);
+            peers.pass_on(self.config.number, &self.state.cache);
         }
         has_stopped
     }
