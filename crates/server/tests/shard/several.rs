@@ -55,6 +55,10 @@ impl Group {
             ..shard_config()
         });
         let mut configs: Vec<_> = configs.collect();
+        let volumes = Share::of_shards(u64::MAX, count);
+        for config in &mut configs {
+            config.volumes = Arc::clone(&volumes);
+        }
         configs.iter_mut().for_each(change);
         let (shards, threads) = start_all(configs).unwrap();
         let group = Self {
