@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::cache::ReadCache;
+use hdcs_core::node::common_window::CommonWindow;
 use hdcs_core::node::stop::Others;
 
 use super::ShardHandle;
@@ -35,6 +36,8 @@ pub struct Peers {
     needs_keeper: AtomicU8,
     /// The buffers of each shard, once it has them.
     pools: Vec<OnceLock<Arc<Pool>>>,
+    /// What their schedulers know of each other.
+    window: Arc<CommonWindow>,
 }
 
 impl Peers {
@@ -47,6 +50,7 @@ impl Peers {
             cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
             needs_keeper: AtomicU8::new(0),
             pools: (0..count.max(1)).map(|_| OnceLock::new()).collect(),
+            window: CommonWindow::of(count.max(1)),
         }
     }
 
@@ -60,6 +64,11 @@ impl Peers {
     /// The volumes of all of them.
     pub(super) fn directory(&self) -> &Arc<Directory> {
         &self.directory
+    }
+
+    /// What lets requests go on all of them.
+    pub(super) fn window(&self) -> &Arc<CommonWindow> {
+        &self.window
     }
 
     /// How many shards there are.

@@ -251,7 +251,7 @@ impl Shard {
             touched: Vec::new(),
             settling: Vec::new(),
             cache_followers: Vec::new(),
-            requests: Requests::new(),
+            requests: Requests::new(config.peers.window(), number),
             actions,
             completions: Vec::new(),
             shares: ClientShares::new(
