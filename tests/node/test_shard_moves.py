@@ -1,7 +1,10 @@
 """Several threads of the data path: clients come to any, and volumes move between them under load."""
 
+import fcntl
 import json
+import struct
 import subprocess
+import threading
 import time
 
 import nbd
@@ -208,3 +211,75 @@ def test_volume_whose_backend_hangs_stays_and_serves(tmp_path):
         assert shard_of(daemon, "v") == at
         switch.unlink()
         daemon.until(lambda: daemon.volume("v")["phase"] == "open")
+
+
+def test_volume_is_opened_where_it_was_put(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        for name in ("v", "w", "x"):
+            daemon.create(name)
+        for name in ("v", "w", "x"):
+            move(daemon, name, 2)
+        daemon.stop()
+        daemon.start()
+        assert [shard_of(daemon, name) for name in ("v", "w", "x")] == [2] * 3
+        daemon.stop()
+        daemon.config["shards"] = 2
+        daemon.start()
+        daemon.until(lambda: all(daemon.volume(name)["phase"] == "open" for name in ("v", "w", "x")))
+        assert {shard_of(daemon, name) for name in ("v", "w", "x")} == {0, 1}
+        daemon.tells("volume v was put on shard 2, and the data path has 2: it goes where least is to do")
+
+
+def test_clients_that_come_while_their_volume_moves_wait_for_it(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v")
+        daemon.write("v", b"v" * MIB)
+        ended = threading.Event()
+        refusals, served = [], []
+
+        def come():
+            while not ended.is_set():
+                try:
+                    client = daemon.nbd("v")
+                    assert client.pread(4096, 0) == b"v" * 4096
+                    served.append(client)
+                    client.shutdown()
+                except nbd.Error as error:
+                    refusals.append(str(error))
+
+        clients = [threading.Thread(target=come) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for number in range(20):
+            move(daemon, "v", number % 3)
+        ended.set()
+        for client in clients:
+            client.join()
+        assert not refusals, refusals[:3]
+        assert len(served) > 20
+
+
+class Locked:
+    """Somebody else has locked a file."""
+
+    def __init__(self, path):
+        self.file = open(path, "r+b")
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+        fcntl.fcntl(self.file, 37, lock)  # F_OFD_SETLK
+
+    def release(self):
+        self.file.close()
+
+
+def test_volume_whose_log_is_in_use_is_tried_again(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v")
+        daemon.write("v", b"v" * MIB)
+        daemon.stop()
+        locked = Locked(daemon.log_of("v"))
+        daemon.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "waiting")
+        assert "in use by another program or volume" in json.dumps(daemon.volume("v"))
+        locked.release()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "open")
+        assert daemon.read("v", MIB) == b"v" * MIB

@@ -57,7 +57,7 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
     (
         "sim",
         "World",
-        278,
+        279,
         "whatever a fault or an audit touches; it decides nothing, and lies in files by fault and audit",
     ),
     ("sim", "StoreWorld", 81, "as above, of a local store alone"),

@@ -7,7 +7,8 @@
 //!                                  as they need it, beyond their least
 //! ```
 //!
-//! What nobody has reserved is for the indexes of all write logs together ([`IndexBudget`]), which the data path keeps.
+//! What nobody has reserved is for the indexes of all write logs together: each shard has a budget ([`IndexBudget`]), a part
+//! of it ([`IndexCap`]).
 //!
 //! Invariants:
 //! 1. What is reserved is never more than the share had when it was reserved.
@@ -32,6 +33,7 @@ use hdcs_core::base::limits::{
     OBJECT_FRAMES_MEMORY_BYTES, OBJECT_PAGE_BLOCKS_MAX, UNFLUSHED_BYTES_LEAST, log_memory_bytes,
 };
 use hdcs_core::local::format::pages;
+use hdcs_core::log::index_cap::IndexCap;
 use hdcs_core::objects::Config as ObjectConfig;
 use hdcs_core::objects::format::SLOT_BYTES;
 
@@ -135,13 +137,17 @@ impl std::error::Error for Shortage {}
 #[derive(Debug)]
 pub struct Share {
     bytes: u64,
-    /// Those who share it: each has a reserve.
-    shards: u64,
     held: Mutex<Held>,
-    /// For the indexes of write logs, beyond the least of each; and what they have, as the data path says.
-    index_bytes: AtomicU64,
-    index_used_bytes: AtomicU64,
+    /// For the indexes of write logs, beyond the least of each: a part for each shard.
+    index: Arc<IndexCap>,
+    /// What they have, for each shard, as the data path says.
+    index_used: Box<[Used]>,
 }
+
+/// A count that one shard changes at each turn, on a line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Used(AtomicU64);
 
 /// What of a [`Share`] is reserved.
 #[derive(Clone, Copy, Debug, Default)]
@@ -168,14 +174,13 @@ impl Share {
 
     /// So many bytes for the volumes of so many shards together, one at least.
     pub fn of_shards(bytes: u64, shards: usize) -> Arc<Self> {
-        let shards = shards.max(1) as u64;
-        let reserves = shards * RESERVE_BYTES;
+        let shards = shards.max(1);
+        let reserves = shards as u64 * RESERVE_BYTES;
         Arc::new(Self {
             bytes,
-            shards,
             held: Mutex::default(),
-            index_bytes: AtomicU64::new(bytes.saturating_sub(reserves)),
-            index_used_bytes: AtomicU64::new(0),
+            index: IndexCap::new(bytes.saturating_sub(reserves), shards),
+            index_used: (0..shards).map(|_| Used::default()).collect(),
         })
     }
 
@@ -196,26 +201,23 @@ impl Share {
 
     /// What the indexes of write logs may take together, beyond the least of each.
     pub fn index_bytes(&self) -> u64 {
-        self.index_bytes.load(Ordering::Relaxed)
+        self.index.cap()
     }
 
-    /// The even part of that for the logs of one shard.
-    pub fn shard_index_bytes(&self) -> u64 {
-        self.index_bytes() / self.shards
+    /// The same as the shards share it.
+    pub fn index(&self) -> &Arc<IndexCap> {
+        &self.index
     }
 
     /// What they have of that, as the data path says.
     pub fn index_used_bytes(&self) -> u64 {
-        self.index_used_bytes.load(Ordering::Relaxed)
+        let used = self.index_used.iter();
+        used.map(|used| used.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// Those of one shard had `before` of it, and have `after` now.
-    pub fn note_index_used(&self, before: u64, after: u64) {
-        if before != after {
-            // Wraps around where it is less, as it should.
-            let more = after.wrapping_sub(before);
-            self.index_used_bytes.fetch_add(more, Ordering::Relaxed);
-        }
+    /// Those of one shard have so much of it.
+    pub fn note_index_used(&self, shard: usize, bytes: u64) {
+        self.index_used[shard].0.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether indexes have more than what is left for them: others have reserved it since. It is being destaged.
@@ -232,7 +234,7 @@ impl Share {
         let taken = held
             .parts
             .total()
-            .saturating_add(self.shards * RESERVE_BYTES);
+            .saturating_add(self.index_used.len() as u64 * RESERVE_BYTES);
         self.bytes.saturating_sub(taken)
     }
 
@@ -253,8 +255,8 @@ impl Share {
 
     fn set(&self, held: &mut Held, to: Held) {
         *held = to;
-        self.index_bytes
-            .store(self.unreserved(held), Ordering::Relaxed);
+        // Whoever waits for what indexes have to give back asks the shards, which look at their parts then.
+        self.index.set_cap(self.unreserved(held));
     }
 
     /// Reserve exactly this.
@@ -679,17 +681,18 @@ impl VolumeMemory {
         reserved.lease.reach(parts)
     }
 
-    /// Have what a clone of so many bytes needs beside.
+    /// Have what a clone of so many bytes needs beside. One that is opened again with what it had has that already.
     pub fn reach_inherited(&self, bytes: u64) -> Result<(), Shortage> {
         let stretches = bytes.div_ceil(16 * MIB) * INHERITED_STRETCH_BYTES;
-        let inherited_bytes = INHERITED_BYTES + stretches;
         let mut reserved = self.reserved();
+        let inherited_bytes = reserved.inherited_bytes.max(INHERITED_BYTES + stretches);
+        let more = inherited_bytes - reserved.inherited_bytes;
         let parts = Parts {
-            tables_bytes: reserved.lease.parts.tables_bytes + inherited_bytes,
+            tables_bytes: reserved.lease.parts.tables_bytes + more,
             ..Parts::default()
         };
         reserved.lease.reach(parts)?;
-        reserved.inherited_bytes += inherited_bytes;
+        reserved.inherited_bytes = inherited_bytes;
         Ok(())
     }
 

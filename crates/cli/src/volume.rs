@@ -44,7 +44,7 @@ pub(crate) enum Command {
         /// Settings, as in the configuration file
         #[arg(value_name = "KEY=VALUE", required_unless_present = "shard", value_parser = parse_setting)]
         settings: Vec<(String, Value)>,
-        /// Move it to this thread of the data path, while its clients go on; until the next start, or until it is closed
+        /// Move it to this thread of the data path, while its clients go on, and open it there from now on
         #[arg(long, value_name = "N")]
         shard: Option<usize>,
         /// Print JSON

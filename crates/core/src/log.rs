@@ -5,6 +5,7 @@ pub mod budget;
 mod checksums;
 pub mod destage;
 pub mod extent_index;
+pub mod index_cap;
 pub mod lost;
 pub mod packing;
 pub mod queue;

@@ -1,6 +1,7 @@
 //! What the volumes of a node share, and who of their clients gets how much of it.
 
 pub mod cache_identity;
+pub mod common_window;
 pub mod opening;
 pub mod placement;
 pub mod qos;

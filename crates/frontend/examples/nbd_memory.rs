@@ -89,6 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut volumes = volumes.lock().map_err(|_| "a connection panicked")?;
         let number = VolumeNumber(volumes.len() as u32 + 1);
         volumes.push(MemoryVolume::new(Export {
+            opening: hdcs_frontend::OpeningId::default(),
             number,
             name: name.to_owned(),
             bytes: bytes.parse()?,

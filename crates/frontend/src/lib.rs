@@ -26,11 +26,17 @@ use crate::access::{Allow, Peer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeNumber(pub u32);
 
+/// Tells one opening of a volume from the next: a connection belongs to one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpeningId(pub u64);
+
 /// What a frontend tells its clients about a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Which volume.
     pub number: VolumeNumber,
+    /// Since which opening of it.
+    pub opening: OpeningId,
     /// Its name.
     pub name: String,
     /// Its size in bytes.
@@ -114,6 +120,11 @@ pub trait Host {
         let _ = name;
         None
     }
+    /// Who may open the volume of this name, if that is on its way from one thread to another: it is exported again soon.
+    fn moves(&self, name: &str) -> Option<Allow> {
+        let _ = name;
+        None
+    }
     /// A client has asked for an export that it does not get.
     fn refused(&self, name: &str, peer: &Peer) {
         let _ = (name, peer);
@@ -172,6 +183,12 @@ impl<'a> Permitted<'a> {
     pub fn export(&self, name: &str) -> Option<Export> {
         let export = self.host.export(name)?;
         export.allow.lets_in(self.peer).then_some(export)
+    }
+
+    /// Whether a volume of this name that it may open is about to be exported again: [`Host::moves`].
+    pub fn moves(&self, name: &str) -> bool {
+        let allow = self.host.moves(name);
+        allow.is_some_and(|allow| allow.lets_in(self.peer))
     }
 
     /// It asked for an export of this name and does not get it.
@@ -318,8 +335,8 @@ pub trait Session: Send {
     }
     /// Requests submitted and not yet completed: a connection is dropped only when this is 0.
     fn in_flight(&self) -> usize;
-    /// The volume that this connection has open, if any.
-    fn volume(&self) -> Option<VolumeNumber> {
+    /// What this connection has open, as it was when it opened it.
+    fn opened(&self) -> Option<&Export> {
         None
     }
     /// Who is at the other end.

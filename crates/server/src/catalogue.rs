@@ -194,6 +194,9 @@ pub struct Entry<E = Encryption> {
     /// What stays in the SSD tier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pins: Vec<PinnedRange>,
+    /// The shard that somebody has put it on. It is opened there, if there is one of this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<usize>,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -220,6 +223,7 @@ impl<E> Entry<E> {
             encryption: self.encryption.map(say),
             home: self.home,
             pins: self.pins,
+            shard: self.shard,
             settings: self.settings,
         }
     }

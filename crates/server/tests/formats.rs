@@ -441,6 +441,7 @@ fn write_data_dir(root: &Path) {
         encryption: Some(Encryption::new(KeySource::Command(key)).unwrap()),
         home: Some("home".into()),
         pins: Vec::new(),
+        shard: None,
         settings: BTreeMap::new(),
     };
     PendingVolume::begin(dir.layout(), entry)

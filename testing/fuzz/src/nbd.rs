@@ -30,6 +30,7 @@ thread_local! {
 fn host() -> MemoryHost {
     let volume = |number, name: &str, read_only| {
         MemoryVolume::new(Export {
+            opening: hdcs_frontend::OpeningId::default(),
             number: VolumeNumber(number),
             name: name.to_owned(),
             bytes: VOLUME_BYTES,

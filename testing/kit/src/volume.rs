@@ -35,6 +35,8 @@ pub struct World {
     pub backend_writes: u64,
     /// Writes to the backend are kept here, unanswered, while there is such a place.
     pub backend_silent: Option<Vec<Token>>,
+    /// The data of those.
+    pub backend_holds: Vec<Buf>,
     /// Superblocks cannot be kept beside the log's device.
     pub keep_fails: bool,
     /// Flushes of it, in the same way.
@@ -171,6 +173,7 @@ impl World {
             log_reads: 0,
             backend_writes: 0,
             backend_silent: None,
+            backend_holds: Vec::new(),
             flush_silent: None,
             keep_fails: false,
             log_silent: None,
@@ -313,8 +316,9 @@ impl World {
                     write(&mut self.log, offset, &data);
                     (token, Done::Written)
                 }
-                Action::BackendWrite { token, .. } if self.backend_silent.is_some() => {
+                Action::BackendWrite { token, data, .. } if self.backend_silent.is_some() => {
                     self.backend_silent.as_mut().expect("looked at").push(token);
+                    self.backend_holds.extend(data);
                     continue;
                 }
                 Action::BackendWrite {
@@ -372,6 +376,7 @@ impl World {
 
     /// The backend answers again: what it was asked for meanwhile fails, and is tried again.
     pub fn heal_backend(&mut self) {
+        self.backend_holds.clear();
         for token in self.backend_silent.take().into_iter().flatten() {
             let actions = self.end(token, Err(IoError::Failed));
             self.perform(actions);

@@ -7,6 +7,8 @@
 //! 4. What a volume and a cache report of themselves is within what they were given.
 //! 5. When everything is dropped, every buffer is back in the pool.
 
+use std::rc::Rc;
+
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BLOCK_ENTRIES_MAX, log_memory_bytes};
 use hdcs_core::cache::{CacheConfig, CacheStats};
@@ -153,15 +155,29 @@ pub fn check_volume(
     )
 }
 
-/// Check what volumes have of the memory for their indexes beyond the least of each.
-pub fn check_budget(budget: &IndexBudget, volumes: usize) -> Result<(), Violation> {
-    let most = (budget.total()).saturating_add(volumes as u64 * BUDGET_SLACK_BYTES);
+/// Check what the volumes of a shard have of the memory for their indexes beyond the least of each, where they may have so
+/// much as far as the shard has said.
+pub fn check_budget(budget: &IndexBudget, bound: u64, volumes: usize) -> Result<(), Violation> {
+    let most = bound.saturating_add(volumes as u64 * BUDGET_SLACK_BYTES);
     if budget.used() <= most || budget.is_overdrawn() {
         return Ok(());
     }
     Err(Violation::new(
         "budget-out-of-bounds",
-        format!("{budget:?}, of {volumes} volumes"),
+        format!("{budget:?}, at most {bound}, of {volumes} volumes"),
+    ))
+}
+
+/// Check that shards together take no more for that than there is.
+pub fn check_budgets(budgets: &[Rc<IndexBudget>], cap: u64) -> Result<(), Violation> {
+    let totals = budgets.iter().map(|budget| budget.total());
+    let total = totals.fold(0, u64::saturating_add);
+    if total <= cap {
+        return Ok(());
+    }
+    Err(Violation::new(
+        "indexes-beyond-cap",
+        format!("{total} bytes of {cap}: {budgets:?}"),
     ))
 }
 

@@ -443,7 +443,8 @@ mod tests {
             backend_commit: [0; 64],
             known_head: 0.into(),
             tag: [0; 16],
-            reserved_b: [0; 1800],
+            ahead: 0.into(),
+            reserved_b: [0; 1792],
             lost_ranges: 0.into(),
             lost: [[0.into(); 2]; 128],
         };
@@ -467,7 +468,8 @@ mod tests {
                 position: position.into(),
                 durable: position.into(),
                 sync_points: 0.into(),
-                reserved: [0; 48],
+                ahead: 0.into(),
+                reserved: [0; 40],
             };
             let mut control = [0; BLOCK_BYTES];
             let header: [u8; size_of::<SpanHeader>()] = zerocopy::transmute!(header);

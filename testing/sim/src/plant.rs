@@ -138,6 +138,8 @@ pub enum Plant {
     IgnoredMarks,
     /// Another shard is not told of what its volumes wait for.
     UntoldShard,
+    /// A shard uses memory for indexes that it has said it does not use any more.
+    HoardedIndex,
     /// A volume that goes to another shard leaves what the DRAM tier has of it.
     StayingFrames,
     /// Lines go to the SSD tier whose reads were not counted.
@@ -213,6 +215,7 @@ impl Plant {
             | Self::BlindWeights
             | Self::IgnoredMarks
             | Self::UntoldShard
+            | Self::HoardedIndex
             | Self::StayingFrames
             | Self::UncountedReads
             | Self::HastySwitch

@@ -189,6 +189,11 @@ fn plant_of_a_forged_superblock_of_a_log_that_is_taken_is_caught() {
 }
 
 #[test]
+fn plant_of_a_shard_that_keeps_memory_for_indexes_is_caught() {
+    assert_caught(Plant::HoardedIndex, &["indexes-beyond-cap"]);
+}
+
+#[test]
 fn plant_of_a_shard_that_is_not_told_of_what_its_volumes_wait_for_is_caught() {
     assert_caught(Plant::UntoldShard, &["untold"]);
 }

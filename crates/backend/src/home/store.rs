@@ -97,6 +97,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether somebody else uses it.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::Device(DeviceError::Locked(_)))
+    }
+
     /// Whether what it held is lost, as far as anybody can tell now.
     pub fn is_lost(&self) -> bool {
         match self {

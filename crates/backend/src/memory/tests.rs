@@ -273,6 +273,9 @@ fn clone_reserves_what_it_knows_of_its_origin() {
     memory.reach_inherited(2 << 40).unwrap_err();
     memory.reach_inherited(1 << 40).unwrap();
     assert_eq!(share.held().total() + taken, share.bytes());
+    memory
+        .reach_inherited(1 << 40)
+        .expect("it has that already, if it goes on elsewhere");
 }
 
 #[test]

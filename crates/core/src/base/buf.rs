@@ -445,6 +445,8 @@ const ORDERS: usize = REQUEST_BLOCKS_MAX.ilog2() as usize + 1;
 pub struct Pool {
     arena: Arc<Arena>,
     lists: Mutex<Lists>,
+    /// One more than the bytes that were free when there was too little, until [`Self::take_relief`]; 0: there was not.
+    short_at: AtomicUsize,
 }
 
 /// Free runs by order. `free` decides; a stack may name runs that are free no longer.
@@ -480,6 +482,7 @@ impl Pool {
         Arc::new(Self {
             arena: Arc::new(Arena::with(blocks, true)),
             lists: Mutex::new(lists),
+            short_at: AtomicUsize::new(0),
         })
     }
 
@@ -490,7 +493,11 @@ impl Pool {
         let order = blocks.next_power_of_two().ilog2() as usize;
         let mut lists = self.lists.lock();
         self.collect(&mut lists);
-        let block = lists.take(order)?;
+        let Some(block) = lists.take(order) else {
+            let free = lists.free_blocks * BLOCK_BYTES;
+            self.short_at.store(free + 1, Ordering::Relaxed);
+            return None;
+        };
         let claimed = self
             .arena
             .claim(block, 1 << order)
@@ -520,6 +527,16 @@ impl Pool {
     /// Where its memory lies, and how much it is. Buffers are taken from its beginning as long as there are any.
     pub fn memory(&self) -> (NonNull<u8>, usize) {
         self.arena.memory()
+    }
+
+    /// Whether more is free than when there was too little for somebody, once. For whoever has given memory back on another
+    /// thread than that which waits for it; costs one load as long as nobody has found too little.
+    pub fn take_relief(&self) -> bool {
+        let short_at = self.short_at.load(Ordering::Relaxed);
+        let order = Ordering::Relaxed;
+        short_at != 0
+            && self.free_bytes() >= short_at
+            && (self.short_at.compare_exchange(short_at, 0, order, order)).is_ok()
     }
 
     /// Bytes in all.
@@ -720,6 +737,19 @@ mod tests {
         assert_eq!(pool.free_bytes(), pool.total_bytes());
         assert!(pool.alloc(1 << 20).is_some(), "all runs were merged");
         assert!(arena.surplus.lock().is_empty() && arena.is_free(0));
+    }
+
+    #[test]
+    fn pool_says_once_that_there_is_more_than_when_there_was_too_little() {
+        extern crate std;
+        let pool = Pool::small(4);
+        let held = pool.alloc(3 * BLOCK_BYTES).unwrap();
+        assert!(!pool.take_relief(), "nobody has found too little");
+        assert!(pool.alloc(BLOCK_BYTES).is_none());
+        assert!(!pool.take_relief(), "nothing was given back");
+        std::thread::scope(|scope| scope.spawn(|| drop(held)).join().unwrap());
+        assert!(pool.take_relief() && !pool.take_relief());
+        assert!(pool.alloc(BLOCK_BYTES).is_some());
     }
 
     #[test]

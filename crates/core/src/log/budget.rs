@@ -15,6 +15,10 @@
 //! 3. Beyond its least a share takes at most [`FREE_SHARES`] times what is free. So no volume takes everything, whoever
 //!    comes later finds some, and those that hold much are full, and destage, before those that hold little.
 //!
+//! 4. One reserve of memory to read logs is set apart, for whoever needs it first. A volume whose backend gives no answer does
+//!    not keep that one: what it holds is of the budget from then on, as further reserves are, if need be beyond it. Only one
+//!    at a time goes beyond it, and only if all of them together are no more than the budget: so the others repay it.
+//!
 //! A budget that becomes smaller takes nothing back by itself: shares are over it until they have destaged.
 
 use alloc::rc::Rc;
@@ -33,8 +37,10 @@ pub struct IndexBudget {
     /// What was free when that was told.
     told_free: Cell<u64>,
     overdraft: Cell<Overdraft>,
-    /// Reserves of memory to read logs that are in use.
+    /// Reserves of memory to read logs that are in use, but for those that silent backends keep.
     reserves: Cell<u64>,
+    /// What those are.
+    kept_bytes: Cell<u64>,
 }
 
 /// Whether more is taken than there is.
@@ -43,7 +49,7 @@ enum Overdraft {
     No,
     /// By a replay that is under way.
     Replaying,
-    /// By what a replay has brought.
+    /// By what a replay has brought, or by a reserve that a silent backend keeps.
     Repaying,
 }
 
@@ -56,6 +62,7 @@ impl IndexBudget {
             told_free: Cell::new(total),
             overdraft: Cell::new(Overdraft::No),
             reserves: Cell::new(0),
+            kept_bytes: Cell::new(0),
         })
     }
 
@@ -133,6 +140,33 @@ impl IndexBudget {
             self.change(bytes, 0);
         }
         self.reserves.set(reserves);
+    }
+
+    /// A reserve of so many bytes that is in use is kept by a backend that gives no answer. Whether it counts as that from
+    /// now on, so that another volume may have the one that is set apart.
+    pub fn keep_reserve(&self, bytes: u64) -> bool {
+        let reserves = self.reserves.get();
+        if reserves == 1 {
+            let overdraws = self.free() < bytes;
+            let is_repaid = self.kept_bytes.get() + bytes <= self.total();
+            if overdraws && (self.is_overdrawn() || !is_repaid) {
+                return false;
+            }
+            if overdraws {
+                self.overdraft.set(Overdraft::Repaying);
+            }
+            self.change(0, bytes);
+        }
+        // Of several, all but one are of the budget already.
+        self.reserves.set(reserves - 1);
+        self.kept_bytes.set(self.kept_bytes.get() + bytes);
+        true
+    }
+
+    /// Give one back that counted so.
+    pub fn give_kept_reserve(&self, bytes: u64) {
+        self.kept_bytes.set(self.kept_bytes.get() - bytes);
+        self.change(bytes, 0);
     }
 }
 
@@ -310,6 +344,36 @@ mod tests {
         budget.give_reserve(10);
         budget.give_reserve(10);
         assert_eq!(budget.free(), 10);
+    }
+
+    #[test]
+    fn reserve_that_a_silent_backend_keeps_is_of_the_budget() {
+        let budget = IndexBudget::new(100);
+        let mut share = Share::new(&budget, 0);
+        share.set(20);
+        assert!(budget.take_reserve(40) && budget.used() == 20);
+        assert!(budget.keep_reserve(40));
+        assert_eq!(budget.used(), 60, "there was room");
+        share.set(55);
+        assert!(budget.take_reserve(40) && !budget.take_reserve(40));
+        assert!(budget.keep_reserve(40), "beyond it");
+        assert!(budget.is_overdrawn() && budget.used() == 135);
+        assert!(budget.take_reserve(40), "others go on");
+        assert!(!budget.keep_reserve(40), "one at a time goes beyond it");
+        share.set(20);
+        assert!(!budget.is_overdrawn() && budget.used() == 100);
+        assert!(!budget.keep_reserve(40), "nobody could repay it");
+        budget.give_kept_reserve(40);
+        budget.give_kept_reserve(40);
+        assert_eq!(budget.used(), 20);
+        // Of two in use, one is of the budget: that is the one that is kept.
+        assert!(budget.take_reserve(40) && budget.used() == 60);
+        assert!(budget.keep_reserve(40) && budget.used() == 60);
+        budget.give_reserve(40);
+        assert_eq!(budget.used(), 60);
+        budget.give_kept_reserve(40);
+        drop(share);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

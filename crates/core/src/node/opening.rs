@@ -45,14 +45,29 @@ pub enum Failure {
     Gone,
     /// There is too little memory for it at present: try again later.
     Shortage,
+    /// Somebody still uses its write log or local store: an opening of it that is just ending, or another program. Try
+    /// again a few times.
+    InUse,
     /// Trying again changes nothing before somebody has put something right.
     Refused,
 }
+
+/// Openings in a row of a volume that somebody uses, half a minute in all: who lets go by himself has done so by then.
+const IN_USE_ATTEMPTS_MAX: u32 = 6;
 
 impl Failure {
     /// Whether something is lost without which the volume can be opened, with what its backend has.
     pub const fn is_loss(self) -> bool {
         matches!(self, Self::LogLost | Self::LocalLost)
+    }
+
+    /// Whether it is tried again by itself after so many attempts in a row have failed like this.
+    pub const fn is_tried_again(self, attempts: u32) -> bool {
+        match self {
+            Self::Unreachable | Self::Shortage => true,
+            Self::InUse => attempts < IN_USE_ATTEMPTS_MAX,
+            Self::LogLost | Self::LocalLost | Self::Gone | Self::Refused => false,
+        }
     }
 }
 
@@ -269,5 +284,32 @@ pub enum LogRefused {
 impl From<FormatError> for LogRefused {
     fn from(error: FormatError) -> Self {
         Self::Superblock(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volume_that_somebody_uses_is_tried_again_for_half_a_minute() {
+        let mut waited = Nanos(0);
+        let mut attempts = 1;
+        while Failure::InUse.is_tried_again(attempts) {
+            waited = waited.plus(retry_pause(attempts));
+            attempts += 1;
+        }
+        assert_eq!(waited, Nanos::from_millis(31_000));
+        for kind in [Failure::Unreachable, Failure::Shortage] {
+            assert!(kind.is_tried_again(1_000), "{kind:?}");
+        }
+        for kind in [
+            Failure::Refused,
+            Failure::LogLost,
+            Failure::LocalLost,
+            Failure::Gone,
+        ] {
+            assert!(!kind.is_tried_again(1), "{kind:?}");
+        }
     }
 }

@@ -14,6 +14,8 @@
 //! a weight is active. Where reservations are active it shrinks until their requests take little
 //! longer than with next to nothing under way, and grows otherwise ([`Window`]).
 //!
+//! Flows of a node's other shards share the devices: [`super::common_window`] has what schedulers know of each other.
+//!
 //! Invariants:
 //! 1. Requests of one flow go in the order in which they came.
 //! 2. A flow gets no more than rate × time + burst + one request of its limits, whatever it saved.
@@ -26,8 +28,10 @@
 //! Memory is what callers queue, which they bound. There are no failures.
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::common_window::{CommonWindow, Member, Others, Said};
 use crate::base::io::{Nanos, Request};
 use crate::base::limits::REQUEST_BYTES_MAX;
 use crate::node::scrub::PIECE_BYTES;
@@ -473,6 +477,10 @@ pub struct Scheduler<T> {
     /// The tag of the last request that went by its share.
     virtual_time: u64,
     window: Window,
+    /// The place beside other shards, if there are some.
+    member: Option<Member>,
+    /// What it says there.
+    said: Said,
     wakeup: Option<Nanos>,
     /// Something has changed that may let a request go.
     changed: bool,
@@ -491,6 +499,8 @@ impl<T> Default for Scheduler<T> {
             reserved_until: Nanos(0),
             virtual_time: 0,
             window: Window::new(),
+            member: None,
+            said: Said::default(),
             wakeup: None,
             changed: false,
         }
@@ -498,6 +508,12 @@ impl<T> Default for Scheduler<T> {
 }
 
 impl<T> Scheduler<T> {
+    /// Share a window with other shards, as the one of this number.
+    pub fn join(&mut self, window: &Arc<CommonWindow>, shard: usize) {
+        self.member = Some(Member::new(window, shard));
+        self.note_configured();
+    }
+
     /// A new flow.
     pub fn add(&mut self, now: Nanos, qos: Qos) -> FlowId {
         self.lives = self.lives.wrapping_add(1);
@@ -566,8 +582,15 @@ impl<T> Scheduler<T> {
                 ..self.window
             };
         }
-        if !flows.clone().any(|flow| is_shared(&flow.qos)) {
+        let has_shared = flows.clone().any(|flow| is_shared(&flow.qos));
+        if !has_shared {
             self.shared_until = Nanos(0);
+        }
+        if let Some(member) = &self.member {
+            member.set_shared(has_shared);
+            self.said.shared_until = self.shared_until;
+            self.said.reserved_until = self.reserved_until;
+            member.say(&self.said);
         }
     }
 
@@ -579,7 +602,11 @@ impl<T> Scheduler<T> {
 
     /// Whether requests have to go through here.
     pub fn is_on(&self) -> bool {
-        self.configured || !self.backlog.is_empty()
+        self.configured || !self.backlog.is_empty() || self.others_are_shared()
+    }
+
+    fn others_are_shared(&self) -> bool {
+        (self.member.as_ref()).is_some_and(Member::others_are_shared)
     }
 
     /// Whether [`Self::next`] may have something that it had not.
@@ -631,7 +658,8 @@ impl<T> Scheduler<T> {
     pub fn next(&mut self, now: Nanos) -> Option<(T, Ticket)> {
         self.changed = false;
         self.window.advance(now);
-        let has_room = self.has_room(now);
+        let others = self.others(now);
+        let has_room = self.has_room(now, others.as_ref());
         let mut best: Option<(bool, u64, usize)> = None;
         self.wakeup = None;
         for (index, &place) in self.backlog.iter().enumerate() {
@@ -646,7 +674,8 @@ impl<T> Scheduler<T> {
             } else if limited > now {
                 (false, limited)
             } else {
-                (due <= now || has_room, due.min(self.room_at()))
+                let room_at = self.room_at(others.as_ref());
+                (due <= now || has_room, due.min(room_at))
             };
             if !may_go {
                 self.wakeup = Some(self.wakeup.map_or(at, |wakeup| wakeup.min(at)));
@@ -658,13 +687,14 @@ impl<T> Scheduler<T> {
             }
         }
         let (by_share, _, index) = best?;
-        Some(self.admit(now, index, by_share))
+        let beside = others.map_or(0, |others| others.under_way);
+        Some(self.admit(now, index, by_share, beside))
     }
 
-    /// Take the first request of the flow in this place of the backlog.
-    fn admit(&mut self, now: Nanos, index: usize, by_share: bool) -> (T, Ticket) {
+    /// Take the first request of the flow in this place of the backlog, while so much is under way on other shards.
+    fn admit(&mut self, now: Nanos, index: usize, by_share: bool, beside: u64) -> (T, Ticket) {
         let place = self.backlog[index];
-        let met = self.window.under_way();
+        let met = self.window.under_way() + beside;
         let virtual_time = self.virtual_time;
         let flow = self.flow_mut(FlowId(place));
         flow.roll(now);
@@ -703,6 +733,7 @@ impl<T> Scheduler<T> {
             self.virtual_time = self.virtual_time.max(share);
         }
         self.window.present += weighed;
+        self.say(now);
         let ticket = Ticket {
             flow: FlowId(place),
             life,
@@ -713,8 +744,61 @@ impl<T> Scheduler<T> {
         (item, ticket)
     }
 
-    fn has_room(&self, now: Nanos) -> bool {
-        self.shared_until <= now || self.window.under_way() < self.room(now)
+    fn has_room(&self, now: Nanos, others: Option<&Others>) -> bool {
+        let under_way = self.window.under_way();
+        let Some(others) = others else {
+            return self.shared_until <= now || under_way < self.room(now);
+        };
+        if self.shared_until.max(others.shared_until) <= now {
+            return true;
+        }
+        let room = self.room(now).min(others.size);
+        // What others do not use is lent.
+        if under_way + others.under_way < room {
+            return true;
+        }
+        let weight = self.said.weight.max(1);
+        under_way < (room * weight).div_ceil(weight + others.weight)
+    }
+
+    /// What other shards say, while any of them or this one has flows with weights or reservations.
+    fn others(&self, now: Nanos) -> Option<Others> {
+        let member = self.member.as_ref()?;
+        let matters = member.others_are_shared() || self.shared_until > now;
+        matters.then(|| member.others(now, self.window.lapse))
+    }
+
+    /// Tell other shards what is so now, as long as it matters to them.
+    fn say(&mut self, now: Nanos) {
+        if self.member.is_none() || !(self.others_are_shared() || self.shared_until > now) {
+            return;
+        }
+        let lapse = self.window.lapse;
+        if self.said.lapse != lapse {
+            let mut active = (0, Nanos(0));
+            for flow in self.flows.iter().flatten() {
+                let until = if flow.is_idle() {
+                    flow.idle_since.plus(ACTIVE)
+                } else {
+                    now.plus(ACTIVE)
+                };
+                if until > now {
+                    active = (active.0 + flow.weight(), until.max(active.1));
+                }
+            }
+            (self.said.weight, self.said.active_until) = active;
+        }
+        self.said = Said {
+            shared_until: self.shared_until,
+            reserved_until: self.reserved_until,
+            size: self.room(now),
+            under_way: self.window.under_way(),
+            lapse,
+            ..self.said
+        };
+        if let Some(member) = &self.member {
+            member.say(&self.said);
+        }
     }
 
     fn room(&self, now: Nanos) -> u64 {
@@ -726,9 +810,10 @@ impl<T> Scheduler<T> {
     }
 
     /// When there is room although nothing is answered.
-    fn room_at(&self) -> Nanos {
+    fn room_at(&self, others: Option<&Others>) -> Nanos {
         let lapsed = Nanos((self.window.lapse + 1) * LAPSE.0);
-        lapsed.min(self.shared_until)
+        let theirs = others.map_or(Nanos(0), |others| others.shared_until);
+        lapsed.min(self.shared_until.max(theirs))
     }
 
     /// An admitted request was answered.
@@ -738,6 +823,7 @@ impl<T> Scheduler<T> {
         if let Some(met) = ticket.met {
             self.window.sample(now, ticket.admitted, met);
         }
+        self.say(now);
         self.changed = true;
         let flow = self.flows[ticket.flow.0 as usize].as_mut();
         if let Some(flow) = flow.filter(|flow| flow.life == ticket.life) {

@@ -1,13 +1,13 @@
 //! The backend side of a volume: performs what [`crate::log::destage`] decides.
 
+mod reserve;
 mod sources;
 
 use alloc::collections::BTreeMap;
-use alloc::rc::Rc;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use reserve::Reserve;
 use sources::DestageSources;
 
 use super::compression::Packed;
@@ -20,14 +20,11 @@ use super::open_log::OpenLog;
 use super::read::{block_of, whole_blocks_of};
 use super::write::log_fill;
 use super::{Context, Policy, Volume, VolumeConfig};
-use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::buf::{Buf, BufMut};
 use crate::base::error::{IoError, RequestError};
 use crate::base::io::{Action, Done, Nanos, SectorRange};
-use crate::base::limits::{
-    BLOCK_BYTES, DESTAGE_RESERVE_BYTES, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX,
-};
+use crate::base::limits::{BLOCK_BYTES, LOG_READ_TRIES_MAX, SECTOR_BYTES, STEP_WORK_MAX};
 use crate::format::EntryKind;
-use crate::log::budget::IndexBudget;
 use crate::log::destage::{Destage, Part, Planned, Stage};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::WriteLog;
@@ -56,36 +53,6 @@ impl Target {
 /// There is no buffer to unpack into.
 struct NoMemory;
 
-/// Memory to read the log with where the pool has none.
-#[derive(Debug)]
-struct Reserve {
-    pool: Arc<Pool>,
-    budget: Rc<IndexBudget>,
-}
-
-impl Reserve {
-    /// One, if there is one.
-    fn take(budget: &Rc<IndexBudget>) -> Option<Self> {
-        budget
-            .take_reserve(DESTAGE_RESERVE_BYTES as u64)
-            .then(|| Self {
-                pool: Pool::new(DESTAGE_RESERVE_BYTES),
-                budget: Rc::clone(budget),
-            })
-    }
-
-    /// Whether nothing of it is in use.
-    fn is_free(&self) -> bool {
-        self.pool.free_bytes() == self.pool.total_bytes()
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        self.budget.give_reserve(DESTAGE_RESERVE_BYTES as u64);
-    }
-}
-
 /// An item whose data is being read from the log.
 #[derive(Debug)]
 struct Gathering {
@@ -109,6 +76,8 @@ pub(super) struct Destaging {
     meets_damage: bool,
     /// For reading the log when the pool is empty, so that destage always goes on.
     reserve: Option<Reserve>,
+    /// Whether the backend gives no answer, as of the last poll: what it is given meanwhile may be gone for long.
+    is_silent: bool,
 }
 
 impl Destaging {
@@ -245,6 +214,8 @@ impl Destaging {
 
     /// Go on as far as it goes without waiting.
     fn drive(&mut self, now: Nanos, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
+        self.is_silent = from.health.backend_is_silent();
+        self.pass_reserve_on();
         let log = from.log.get();
         self.target = self.target.filter(|target| !target.is_reached(log));
         let giving_up = Self::gives_up(from.close, from.log, from.direct);
@@ -291,6 +262,17 @@ impl Destaging {
             && !from.direct.writes_superblock(from.writes, self)
         {
             self.commit(from, cx);
+        }
+    }
+
+    /// What was needed in a shortage is given back once it is free, and does not keep others waiting for this volume's
+    /// backend until then.
+    fn pass_reserve_on(&mut self) {
+        if self.is_silent {
+            self.reserve.take_if(|reserve| reserve.is_free());
+            if let Some(reserve) = &mut self.reserve {
+                reserve.keep();
+            }
         }
     }
 
@@ -620,10 +602,10 @@ impl Destaging {
             self.reserve.take_if(is_free);
             return Some(buf);
         }
-        if self.reserve.is_none() {
+        if self.reserve.is_none() && !self.is_silent {
             self.reserve = Reserve::take(self.generation.budget());
         }
-        self.reserve.as_ref()?.pool.alloc(bytes)
+        self.reserve.as_ref()?.alloc(bytes)
     }
 
     /// A part was read alone, or could not be. Returns whether it is bad, for good.

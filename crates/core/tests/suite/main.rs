@@ -55,5 +55,6 @@ mod objects {
 mod node {
     mod opening;
     mod qos;
+    mod qos_shards;
     mod turns;
 }

@@ -12,6 +12,8 @@
 //!    [`OUTPUT_BYTES_MAX`] of replies wait: a client that does not read does not grow the node.
 //! 3. Before TLS, where TLS is required, nothing is told about any export.
 //! 4. Of an export that the client may not open nothing is told, not even that it is there.
+//! 5. An option about a volume that is on its way to another thread waits, and nothing of it is taken before that has
+//!    arrived, or is given up.
 //!
 //! An option that makes no sense gets an error reply and the handshake goes on; bytes that are not
 //! an option at all end the connection.
@@ -95,15 +97,27 @@ pub struct Handshake {
     selected: Option<(String, Contexts)>,
     /// The last export that the client asked for and did not get: a client asks several times.
     refused: Option<String>,
+    /// Whether the next option waits for a volume that moves.
+    waits: bool,
 }
 
 /// What one option leads to.
 enum Outcome {
     Next,
+    /// It cannot be said yet.
+    Wait,
     Refuse(u32, Cow<'static, str>),
     StartTls,
     Transmit(Export),
     Close(Ending),
+}
+
+/// What there is of an export's name.
+enum Found {
+    Export(Export),
+    /// Its volume is about to be exported again.
+    Moves,
+    Nothing,
 }
 
 fn violation(what: &'static str) -> Ending {
@@ -178,6 +192,10 @@ impl Handshake {
                 let work = permitted.option_work();
                 let outcome = self.take(kind, data, security, permitted, output);
                 host.charge(work);
+                self.waits = matches!(outcome, Outcome::Wait);
+                if self.waits {
+                    return Step::Blocked;
+                }
                 inbox.consume(OPTION_HEADER_BYTES + length);
                 outcome
             };
@@ -203,11 +221,17 @@ impl Handshake {
                     });
                 }
                 Outcome::Close(why) => return Step::Close(why),
+                Outcome::Wait => unreachable!("it is taken later"),
                 Outcome::Next | Outcome::Refuse(..) => {
                     return Step::Close(violation("too many options"));
                 }
             }
         }
+    }
+
+    /// Whether the client waits for a volume that moves.
+    pub const fn waits(&self) -> bool {
+        self.waits
     }
 
     /// TLS was started: what was agreed in the clear counts no more.
@@ -273,18 +297,29 @@ impl Handshake {
     }
 
     /// The export of this name; if the client does not get it, that is noted, once.
-    fn find(&mut self, name: &str, host: Permitted<'_>) -> Option<Export> {
-        let found = host.export(name);
-        if found.is_none() && self.refused.as_deref() != Some(name) {
+    fn find(&mut self, name: &str, host: Permitted<'_>) -> Found {
+        if let Some(export) = host.export(name) {
+            return Found::Export(export);
+        }
+        if host.moves(name) {
+            return Found::Moves;
+        }
+        // It may have arrived in between.
+        if let Some(export) = host.export(name) {
+            return Found::Export(export);
+        }
+        if self.refused.as_deref() != Some(name) {
             host.refused(name);
             self.refused = Some(name.to_owned());
         }
-        found
+        Found::Nothing
     }
 
     fn export_name(&mut self, data: &[u8], host: Permitted<'_>, output: &mut Output) -> Outcome {
-        let Some(export) = self.find(&String::from_utf8_lossy(data), host) else {
-            return Outcome::Close(Ending::NoExport);
+        let export = match self.find(&String::from_utf8_lossy(data), host) {
+            Found::Export(export) => export,
+            Found::Moves => return Outcome::Wait,
+            Found::Nothing => return Outcome::Close(Ending::NoExport),
         };
         output.bytes(&export.bytes.to_be_bytes());
         output.bytes(&transmission_flags(&export, self.structured).to_be_bytes());
@@ -310,8 +345,10 @@ impl Handshake {
         if fields.0.len() != usize::from(count) * 2 {
             return MALFORMED;
         }
-        let Some(export) = self.find(name, host) else {
-            return unknown_export(name, host);
+        let export = match self.find(name, host) {
+            Found::Export(export) => export,
+            Found::Moves => return Outcome::Wait,
+            Found::Nothing => return unknown_export(name, host),
         };
         let flags = transmission_flags(&export, self.structured);
         let (size, flags) = (export.bytes.to_be_bytes(), flags.to_be_bytes());
@@ -384,8 +421,10 @@ impl Handshake {
         if !fields.0.is_empty() {
             return MALFORMED;
         }
-        let Some(export) = self.find(name, host) else {
-            return unknown_export(name, host);
+        let export = match self.find(name, host) {
+            Found::Export(export) => export,
+            Found::Moves => return Outcome::Wait,
+            Found::Nothing => return unknown_export(name, host),
         };
         for context in found.iter() {
             let id = if list { 0 } else { context.id() };

@@ -46,7 +46,7 @@ use self::inbox::Inbox;
 use self::output::Output;
 use self::tls::Tls;
 use self::transmission::{BEHIND_BYTES, Transmission};
-use super::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNumber};
+use super::{Chunk, Ending, Export, Held, Host, Owed, Receive, Session};
 use crate::access::{Identity, Peer};
 
 /// The request size that clients are told to prefer: the block of the log and the caches.
@@ -440,6 +440,7 @@ impl Session for NbdSession {
 
     fn owed(&self) -> Owed {
         match &self.stage {
+            Stage::Handshake(handshake) if handshake.waits() => Owed::Nothing,
             Stage::Handshake(_) => Owed::Handshake,
             Stage::Transmission(transmission) => transmission.owed(),
         }
@@ -452,10 +453,10 @@ impl Session for NbdSession {
         }
     }
 
-    fn volume(&self) -> Option<VolumeNumber> {
+    fn opened(&self) -> Option<&Export> {
         match &self.stage {
             Stage::Handshake(_) => None,
-            Stage::Transmission(transmission) => Some(transmission.export().number),
+            Stage::Transmission(transmission) => Some(transmission.export()),
         }
     }
 

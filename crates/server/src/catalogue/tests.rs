@@ -18,6 +18,7 @@ fn entry(name: &str, number: u32) -> Entry {
         encryption: None,
         home: None,
         pins: Vec::new(),
+        shard: None,
         settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
     }
 }

@@ -1,10 +1,15 @@
-//! Sizes that nobody has set follow from the machine: its memory, and the room beside the data directory.
+//! What nobody has set follows from the machine: its memory, its processors, and the room beside the data directory.
 //!
 //! | setting | chosen |
 //! |---|---|
 //! | `memory_max_mib` | a quarter of the memory that the process may use, from 1024 to 8192; never more than three quarters of it |
 //! | `cache_total_size_mib` | the size of the `cache` file that is there, if its index fits the memory; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
 //! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most, and for each volume a 64th of what is free then, but 16 at least |
+//! | `shards` | one up to four processors; beyond, one for four of them, from 2 to 8, as long as each has 1024 of `memory_max_mib` |
+//!
+//! A shard takes a whole processor when it is busy, and clients, backends and the kernel need some as well. With less
+//! memory each would have less than the smallest usual node has for its one shard. Where `shard_processor` is set, its
+//! list says how many there are: one, unless `shards` says more.
 //!
 //! The index of the SSD tier takes a 256th of its size in memory, so eight times the memory is a 32nd of it. The index of a
 //! write log takes up to a 20th of what the log holds: more memory has room for more that is in logs.
@@ -29,6 +34,8 @@ pub struct Machine {
     pub free: u64,
     /// The file of the SSD tier that is there already.
     pub cache: Option<u64>,
+    /// Processors that the process may use at once; one at least.
+    pub processors: u64,
 }
 
 impl Machine {
@@ -41,8 +48,21 @@ impl Machine {
             memory: memory_bytes() / MIB,
             free: free / MIB,
             cache: cache.map(|found| found.len() / MIB),
+            processors: processors_at_once(),
         }
     }
+}
+
+/// The shards of a node that nobody has said the number of.
+pub fn shards_of(processors: u64, memory_max_mib: u64) -> usize {
+    const FOR_ONE: u64 = 4;
+    const MEMORY_MIB: u64 = 1024;
+    const MOST: u64 = 8;
+    if processors <= FOR_ONE {
+        return 1;
+    }
+    let by_processors = (processors / FOR_ONE).clamp(2, MOST);
+    by_processors.min(memory_max_mib / MEMORY_MIB).max(1) as usize
 }
 
 /// The processors that this process may run on.
@@ -61,6 +81,30 @@ pub fn processors() -> io::Result<Vec<usize>> {
         .collect())
 }
 
+/// How many processors this process may run on, and the control groups that it is in let it use at once, rounded down.
+fn processors_at_once() -> u64 {
+    let count = processors().map_or(1, |found| found.len() as u64);
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let read = |file: &Path| fs::read_to_string(file).ok();
+    let of_second = limit_files(&groups, "cpu.max", None).into_iter();
+    let of_second = of_second.filter_map(|file| quota(&read(&file)?, None));
+    let of_first = limit_files(&groups, "", Some(("cpu", "cpu.cfs_quota_us"))).into_iter();
+    let of_first = of_first.filter_map(|file| {
+        let period = read(&file.with_file_name("cpu.cfs_period_us"))?;
+        quota(&read(&file)?, Some(&period))
+    });
+    of_second.chain(of_first).fold(count, u64::min).max(1)
+}
+
+/// Whole processors that a quota of a control group allows: what it says, `max` or less than nothing being no limit, and a
+/// period, which stands behind it or in a file of its own.
+fn quota(quota: &str, period: Option<&str>) -> Option<u64> {
+    let mut words = quota.split_whitespace();
+    let quota = words.next()?.parse::<i64>().ok()?;
+    let period = period.or(words.next())?.trim().parse::<u64>().ok()?;
+    u64::try_from(quota).ok()?.checked_div(period)
+}
+
 /// Memory of the machine, or of the control group that the process is in, if that has less.
 fn memory_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -70,38 +114,72 @@ fn memory_bytes() -> u64 {
     });
     let total = total.unwrap_or(0) * 1024;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = limit_files(&groups).into_iter().filter_map(|file| {
-        let limit = fs::read_to_string(file).ok()?;
-        // In the second version, `max` is none.
-        limit.trim().parse::<u64>().ok()
-    });
+    let first = Some(("memory", "memory.limit_in_bytes"));
+    let limits = limit_files(&groups, "memory.max", first)
+        .into_iter()
+        .filter_map(|file| {
+            let limit = fs::read_to_string(file).ok()?;
+            // In the second version, `max` is none.
+            limit.trim().parse::<u64>().ok()
+        });
     limits.fold(total, u64::min)
 }
 
-/// Where limits of memory may be, by what `/proc/self/cgroup` says: of the groups that the process is in, by either
-/// version of control groups, and of those above them.
-fn limit_files(groups: &str) -> Vec<PathBuf> {
+/// Where limits may be, by what `/proc/self/cgroup` says: of the groups that the process is in, by either version of
+/// control groups, and of those above them. The file has this name in the second version (empty: none is looked for), and
+/// is this one of a kind of groups in the first.
+fn limit_files(groups: &str, second: &str, first: Option<(&str, &str)>) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':');
         let (_, kinds, group) = (parts.next(), parts.next(), parts.next());
-        let (top, file) = match kinds {
-            Some("") => ("/sys/fs/cgroup", "memory.max"),
-            Some(kinds) if kinds.split(',').any(|kind| kind == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        let (top, file) = match (kinds, first) {
+            (Some(""), _) if !second.is_empty() => ("/sys/fs/cgroup".to_owned(), second),
+            (Some(kinds), Some((kind, file))) if kinds.split(',').any(|one| one == kind) => {
+                (format!("/sys/fs/cgroup/{kind}"), file)
             }
             _ => continue,
         };
-        let group = Path::new(top).join(group.unwrap_or("").trim_start_matches('/'));
-        let groups = group.ancestors().take_while(|group| group.starts_with(top));
+        let group = Path::new(&top).join(group.unwrap_or("").trim_start_matches('/'));
+        let groups = group
+            .ancestors()
+            .take_while(|group| group.starts_with(&top));
         files.extend(groups.map(|group| group.join(file)));
     }
     files
 }
 
 impl Config {
-    /// Choose the sizes that nobody has set. Returns what was chosen, to be said to the operator, if anything was.
+    /// Choose what nobody has set. Returns what was chosen, to be said to the operator, if anything was.
     pub fn fit(&mut self, machine: &Machine) -> Option<String> {
+        let sizes = self.fit_sizes(machine);
+        let shards = self.fit_shards(machine);
+        let all: Vec<String> = sizes.into_iter().chain(shards).collect();
+        (!all.is_empty()).then(|| {
+            let all = all.join("; ");
+            format!("{all}; set them in the configuration file to choose others")
+        })
+    }
+
+    /// As many shards as are best, and no more than there is memory for.
+    fn fit_shards(&mut self, machine: &Machine) -> Option<String> {
+        if !self.node.shards.is_auto() || !self.node.shard_processor.numbers().is_empty() {
+            return None;
+        }
+        let wanted = shards_of(machine.processors, self.node.memory_max_mib);
+        let fitted = (2..=wanted).rev().find_map(|count| {
+            let mut fitted = self.clone();
+            fitted.node.shards.choose(count);
+            fitted.check().is_ok().then_some(fitted)
+        });
+        *self = fitted?;
+        let (processors, shards) = (machine.processors, self.node.shards.count());
+        Some(format!(
+            "threads of the data path for {processors} processors: shards = {shards}"
+        ))
+    }
+
+    fn fit_sizes(&mut self, machine: &Machine) -> Option<String> {
         let unset = |key: &&str| !self.given.contains(*key);
         let keys: Vec<&str> = BY_MACHINE.iter().copied().filter(unset).collect();
         if keys.is_empty() {
@@ -133,8 +211,7 @@ impl Config {
             })
             .collect();
         Some(format!(
-            "sizes for this machine ({} MiB of memory, {} MiB free for the data directory): {}; set them in the \
-             configuration file to choose others",
+            "sizes for this machine ({} MiB of memory, {} MiB free for the data directory): {}",
             machine.memory,
             machine.free,
             chosen.join(", ")
@@ -179,6 +256,7 @@ mod tests {
             memory,
             free,
             cache,
+            processors: 4,
         };
         config.fit(&machine);
         config.check().unwrap();
@@ -242,6 +320,7 @@ mod tests {
                     memory,
                     free,
                     cache,
+                    processors: 4,
                 });
                 let found = volumes(&config);
                 // The index of a larger SSD tier takes a little.
@@ -269,6 +348,7 @@ mod tests {
             memory: 2048,
             free: 20_000,
             cache: None,
+            processors: 4,
         };
         let said = Config::default().fit(&machine).unwrap();
         let part = "memory_max_mib = 1024, cache_total_size_mib = 2000, log_size_mib = 512";
@@ -280,8 +360,9 @@ mod tests {
 
     #[test]
     fn limits_of_either_version_of_control_groups_are_looked_for() {
-        let found =
-            limit_files("12:cpu,cpuacct:/a\n5:memory:/docker/1\n0::/system.slice/hdcs.service\n");
+        let groups = "12:cpu,cpuacct:/a\n5:memory:/docker/1\n0::/system.slice/hdcs.service\n";
+        let of_memory = Some(("memory", "memory.limit_in_bytes"));
+        let found = limit_files(groups, "memory.max", of_memory);
         let expected = [
             "/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes",
             "/sys/fs/cgroup/memory/docker/memory.limit_in_bytes",
@@ -291,7 +372,76 @@ mod tests {
             "/sys/fs/cgroup/memory.max",
         ];
         assert_eq!(found, expected.map(PathBuf::from));
-        assert_eq!(limit_files("no group\n"), Vec::<PathBuf>::new());
+        assert_eq!(limit_files("no group\n", "a", None), Vec::<PathBuf>::new());
+        let found = limit_files(groups, "", Some(("cpu", "cpu.cfs_quota_us")));
+        let expected = [
+            "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us",
+            "/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
+        ];
+        assert_eq!(found, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn quotas_of_either_version_of_control_groups_are_whole_processors() {
+        assert_eq!(quota("max 100000\n", None), None);
+        assert_eq!(quota("650000 100000\n", None), Some(6));
+        assert_eq!(quota("-1\n", Some("100000\n")), None);
+        assert_eq!(quota("250000\n", Some("100000\n")), Some(2));
+        assert_eq!(quota("50000 100000", None), Some(0));
+        for nonsense in ["", "100000", "1 0", "a b"] {
+            assert_eq!(quota(nonsense, None), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn shards_follow_from_processors_and_memory() {
+        for (processors, memory_mib, shards) in [
+            (1, 8192, 1),
+            (2, 8192, 1),
+            (4, 8192, 1),
+            (5, 8192, 2),
+            (8, 8192, 2),
+            (15, 8192, 3),
+            (16, 8192, 4),
+            (64, 8192, 8),
+            (1024, 1 << 20, 8),
+            // So that each has what a node with one shard has at the least.
+            (64, 128, 1),
+            (64, 1024, 1),
+            (64, 3000, 2),
+        ] {
+            assert_eq!(
+                shards_of(processors, memory_mib),
+                shards,
+                "{processors} {memory_mib}"
+            );
+        }
+    }
+
+    #[test]
+    fn shards_that_are_set_stay_and_others_fit_their_memory() {
+        let shards = |text: &str, processors, memory| {
+            let mut config = Config::parse(text, Path::new("test.toml")).unwrap();
+            let said = config.fit(&Machine {
+                memory,
+                free: 400_000,
+                cache: None,
+                processors,
+            });
+            config.check().unwrap();
+            let said = said.is_some_and(|said| said.contains("shards = "));
+            (config.node.shards.count(), said)
+        };
+        assert_eq!(shards("", 2, 64_000), (1, false));
+        assert_eq!(shards("", 32, 64_000), (8, true));
+        assert_eq!(shards("shards = \"auto\"\n", 32, 64_000), (8, true));
+        assert_eq!(shards("shards = 1\n", 32, 64_000), (1, false));
+        assert_eq!(shards("shards = 3\n", 2, 64_000), (3, false));
+        assert_eq!(shards("shard_processor = 1\n", 32, 64_000), (1, false));
+        assert_eq!(shards("", 32, 16_000), (3, true));
+        // What is durable later must fit the buffers of each.
+        let text = "memory_max_mib = 8192\nunpersisted_max_kib = 131072\n";
+        assert_eq!(shards(text, 32, 64_000).0, 4);
     }
 
     #[test]

@@ -212,8 +212,8 @@ settings! {
     /// CAP_SYS_NICE), so that on a busy machine they never wait for the end of a time slice.
     raise_priority: bool = true, ();
     /// Threads of the data path (shards), each with volumes, buffers and a DRAM tier of its own; memory is split between
-    /// them. A volume and its clients are on one of them at a time. Several have no SSD tier. auto: one, which serves what most
-    /// nodes have.
+    /// them. A volume and its clients are on one of them at a time. auto: one up to four processors that the node may use;
+    /// beyond, one for four of them, at most 8, as long as each has 1024 of `memory_max_mib`.
     shards: Shards = Shards::default(), ();
     /// The processors that the data path's threads keep to, one for each of `shards`, such as "2,3".
     shard_processor: Processors = Processors::default(), 0..=(PROCESSORS_MAX - 1);

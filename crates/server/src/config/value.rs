@@ -241,9 +241,23 @@ impl Setting for LineKib {
     }
 }
 
-/// How many threads the data path has; nothing: as many as are best, which is one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shards(Option<usize>);
+/// How many threads the data path has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shards {
+    count: usize,
+    /// Nobody has said it.
+    is_auto: bool,
+}
+
+impl Default for Shards {
+    /// One, until as many are chosen as are best.
+    fn default() -> Self {
+        Self {
+            count: 1,
+            is_auto: true,
+        }
+    }
+}
 
 impl Shards {
     /// More than any machine makes use of.
@@ -251,14 +265,26 @@ impl Shards {
     const AUTO: &'static str = "auto";
 
     /// So many.
-    #[cfg(test)]
     pub const fn of(count: usize) -> Self {
-        Self(Some(count))
+        Self {
+            count,
+            is_auto: false,
+        }
     }
 
     /// How many that is.
-    pub fn count(self) -> usize {
-        self.0.unwrap_or(1)
+    pub const fn count(self) -> usize {
+        self.count
+    }
+
+    /// Whether nobody has said it.
+    pub const fn is_auto(self) -> bool {
+        self.is_auto
+    }
+
+    /// Have so many, since nobody has said it.
+    pub const fn choose(&mut self, count: usize) {
+        self.count = count;
     }
 }
 
@@ -273,19 +299,20 @@ impl Setting for Shards {
     }
     fn accept(value: &Value, (): &()) -> Option<Self> {
         match value {
-            Value::Text(text) if text == Self::AUTO => Some(Self(None)),
+            Value::Text(text) if text == Self::AUTO => Some(Self::default()),
             Value::Int(number) => {
                 let number = usize::try_from(*number).ok();
                 let number = number.filter(|number| (1..=Self::MAX).contains(number));
-                number.map(|number| Self(Some(number)))
+                number.map(Self::of)
             }
             _ => None,
         }
     }
     fn value(&self) -> Value {
-        self.0.map_or(Value::Text(Self::AUTO.to_owned()), |number| {
-            (number as u64).value()
-        })
+        if self.is_auto {
+            return Value::Text(Self::AUTO.to_owned());
+        }
+        (self.count as u64).value()
     }
 }
 

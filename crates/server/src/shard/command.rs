@@ -24,13 +24,12 @@ use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
 use hdcs_device::durability::DeviceCache;
 use hdcs_frontend::access::{Allow, Peer};
-use hdcs_frontend::{Session, Unopened, VolumeNumber};
+use hdcs_frontend::{OpeningId, Session, Unopened, VolumeNumber};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
-use super::directory::OpeningId;
 use super::places::Place;
 use super::residents::Residence;
 use crate::data_dir::dirty::{Left, LogIdentity};
@@ -377,12 +376,14 @@ impl Drop for QueuePlace {
 }
 
 /// What is known of a volume that was closed for another shard to open it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Departed {
     /// What its log holds, if that is known.
     pub left: Option<Left>,
     /// Which opening goes on elsewhere.
     pub opening: OpeningId,
+    /// What is reserved for it, which it is opened with; `None` if something of it is still in use.
+    pub memory: Option<Arc<VolumeMemory>>,
 }
 
 /// What a connection has opened.

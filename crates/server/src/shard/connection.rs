@@ -23,7 +23,7 @@ use hdcs_core::node::turns::Account;
 use hdcs_device::Errno;
 use hdcs_device::ring::{Key, Owner, Ring};
 use hdcs_frontend::access::Peer;
-use hdcs_frontend::{Chunk, Ending, Held, Host, Owed, Receive, Session, VolumeNumber};
+use hdcs_frontend::{Chunk, Ending, Export, Held, Host, Owed, Receive, Session, VolumeNumber};
 use rustix::net::sockopt;
 
 use super::command::{Adopted, Process, Transport, Visit};
@@ -483,9 +483,14 @@ impl Connection {
         matches!(self.stage, Stage::Broken { .. })
     }
 
-    /// The volume that it has open.
+    /// What it has open, as its client was told.
+    pub fn opened(&self) -> Option<&Export> {
+        self.session.opened()
+    }
+
+    /// The volume of that.
     pub fn volume(&self) -> Option<VolumeNumber> {
-        self.session.volume()
+        Some(self.opened()?.number)
     }
 
     /// Who is at its other end.

@@ -33,7 +33,6 @@ use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
-use super::residents::Residence;
 use super::served::{Listed, Served, Terms};
 use super::state::ShardState;
 use super::turn::{Listener, NEVER, RESIZE_TOKEN, SNAPSHOT_TOKEN, Shard, Stopping};
@@ -201,6 +200,8 @@ impl Shard {
         let thread = std::thread::Builder::new().name("hdcs-open".into());
         let spawned = thread.spawn(move || {
             let opened = open_files(&for_thread, durability);
+            // Before anybody is told: it keeps what was reserved for the volume, and where the volume stays.
+            drop(for_thread);
             remote.end(token, JobOutput::Any(Box::new(opened)));
         });
         match spawned {
@@ -304,7 +305,6 @@ impl Shard {
             residence: spec.residence,
         });
         state.numbers.insert(number, slot);
-        state.departed.remove(&number);
         state.publish(slot);
         state.perform(slot);
         state.pin_at_opening(slot, spec.pins);
@@ -321,7 +321,8 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
-        self.state.directory.leave(served.number);
+        let goes_on = served.goes_on();
+        self.state.directory.leave(served.number, goes_on);
         // Its pins go with it; none is always allowed.
         let _ = self.state.cache.pin(served.number.0, None, &[]);
         // What follows frees memory and closes files, which may take as long as a device does.
@@ -336,13 +337,8 @@ impl Shard {
             Phase::Failed(error) => Some(not_replayed(error)),
             _ => None,
         };
-        if let Some(answer) = served.opening.take() {
-            let closed = || {
-                let why = "the volume was closed while it opened";
-                OpenFailure::new(Failure::Refused, why)
-            };
-            tell(answer, Err(failed.unwrap_or_else(closed)));
-        }
+        let opening = served.opening.take();
+        let closing = std::mem::take(&mut served.closing);
         if let Some(resizing) = served.resizing.take() {
             resizing.closed();
         }
@@ -354,7 +350,7 @@ impl Shard {
             self.state.requests.refuse(self.state.now, one);
         }
         let has_left = self.has_left(&mut served);
-        if !self.state.departed.contains_key(&served.number) {
+        if !goes_on {
             self.abort_connections(served.number);
         }
         let left = served.left(self.state.now);
@@ -371,21 +367,25 @@ impl Shard {
                 "closed while the device of its write log does not answer: its log is in use until it does"
             );
         }
-        let is_owed = served.is_owed();
-        if !is_owed {
-            // Before anybody can ask for it again.
-            served.residence = Residence::default();
+        // Before anybody is told, who may ask for it again: its files, its memory, and its stay here go with it.
+        if served.is_owed() {
+            self.state.keep_closed(slot, served);
+        } else {
+            self.state.forget_ciphers(&served.volume);
+            drop(served);
         }
-        for answer in std::mem::take(&mut served.closing) {
+        if let Some(answer) = opening {
+            let closed = || {
+                let why = "the volume was closed while it opened";
+                OpenFailure::new(Failure::Refused, why)
+            };
+            tell(answer, Err(failed.unwrap_or_else(closed)));
+        }
+        for answer in closing {
             tell(answer, Ok(left));
         }
         if let Some(tell_whoever_moves_it) = has_left {
             tell_whoever_moves_it();
-        }
-        if is_owed {
-            self.state.keep_closed(slot, served);
-        } else {
-            self.state.forget_ciphers(&served.volume);
         }
     }
 

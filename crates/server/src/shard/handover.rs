@@ -17,7 +17,8 @@
 //!    its client has sent already lies in its session, and is taken where it arrives.
 //! 2. A connection that is to travel is asked for nothing: it receives nothing, and submits no request.
 //! 3. It takes its place with it, and counts where it is, and nowhere while it travels.
-//! 4. A connection belongs to one opening of its volume. If that was closed, the connection ends as it would have there.
+//! 4. A connection belongs to one opening of its volume: that of the export that its client was told about. If that was
+//!    closed, the connection ends as it would have there. If that is between two shards, the connection waits where it is.
 //!
 //! Failure: a shard whose queue is full is asked again after a pause, for as long as a client may stall; one that has ended
 //! ends the connection, and drops those that wait in its queue.
@@ -29,6 +30,7 @@ use super::SendError;
 use super::clients::{NO_MEMORY, NOT_ALLOWED, REVOKED};
 use super::command::{Adopted, Command, Visit};
 use super::connection::Connection;
+use super::directory::Whereabouts;
 use super::turn::{NEVER, Shard};
 use super::visits::CLOSED;
 
@@ -64,40 +66,35 @@ impl Shard {
         if connection.station != Station::Unknown {
             return;
         }
-        let Some(number) = connection.volume() else {
+        let Some(export) = connection.opened() else {
             return;
         };
-        let home = self.state.directory.home(number);
-        let (visit, shard) = match home {
-            Some(home) => (Some((home.name, home.opening)), Some(home.shard)),
-            None => (None, None),
-        };
-        connection.visit = visit.map(|(name, opening)| Visit {
-            name,
-            opening,
+        // Not that which the volume has now, if it was closed and opened again since the client was told about it.
+        connection.visit = Some(Visit {
+            name: export.name.clone(),
+            opening: export.opening,
             is_noted: false,
         });
-        self.station(slot, shard);
+        connection.station = Station::Here;
+        self.find_home(slot);
     }
 
-    /// The opening that a connection belongs to is on this shard, if on any.
-    fn station(&mut self, slot: u32, shard: Option<usize>) {
+    /// The opening that a connection belongs to is on this shard.
+    fn station(&mut self, slot: u32, shard: usize) {
         let Some(connection) = self.connections.get_mut(slot) else {
             return;
         };
-        let (number, now) = (connection.volume(), self.state.now);
-        match shard {
-            Some(shard) if shard != self.state.shard => {
-                connection.station = Station::Elsewhere { shard, since: now };
-            }
-            _ => {
-                connection.station = Station::Here;
-                // One that closes has ended its other connections already.
-                let served = number.and_then(|number| self.state.served(number));
-                if !served.is_some_and(|served| served.terms().serves) {
-                    connection.abort(CLOSED);
-                }
-            }
+        if shard != self.state.shard {
+            let since = self.state.now;
+            connection.station = Station::Elsewhere { shard, since };
+            return;
+        }
+        connection.station = Station::Here;
+        let number = connection.volume();
+        // One that closes has ended its other connections already.
+        let served = number.and_then(|number| self.state.served(number));
+        if !served.is_some_and(|served| served.terms().serves) {
+            connection.abort(CLOSED);
         }
     }
 
@@ -193,6 +190,11 @@ impl Shard {
             None
         };
         let slot = self.insert(connection);
+        if let Some(connection) = self.connections.get_mut(slot)
+            && connection.visit.is_some()
+        {
+            connection.station = Station::Here;
+        }
         match why {
             // It is dropped when it is served.
             Some(why) => self.end(slot, why),
@@ -200,8 +202,8 @@ impl Shard {
         }
     }
 
-    /// See to it that a connection from another shard gets where it belongs: it may have been on its way when its volume
-    /// was closed, moved, or given to other clients.
+    /// See to it that a connection gets where it belongs: since it has opened its volume, or while it was on its way, that
+    /// may have been closed, moved, or given to other clients.
     pub(super) fn find_home(&mut self, slot: u32) {
         let Some(connection) = self.connections.get(slot) else {
             return;
@@ -210,21 +212,20 @@ impl Shard {
             return;
         };
         let opening = visit.opening;
-        if self.state.is_departing(number, opening) {
-            if let Some(connection) = self.connections.get_mut(slot) {
-                connection.station = Station::Waits;
+        let shard = match self.state.whereabouts(number, opening) {
+            Whereabouts::On(shard) => shard,
+            Whereabouts::Between => {
+                if let Some(connection) = self.connections.get_mut(slot) {
+                    connection.station = Station::Waits;
+                }
+                return;
             }
-            return;
-        }
-        let home = self.state.directory.home(number);
-        let home = home.filter(|home| home.opening == opening);
-        let Some(home) = home else {
-            return self.end(slot, CLOSED);
+            Whereabouts::Nowhere => return self.end(slot, CLOSED),
         };
         let served = self.state.served(number);
         if served.is_some_and(|served| !served.allow.lets_in(connection.peer())) {
             return self.end(slot, Ending::Ended(NOT_ALLOWED));
         }
-        self.station(slot, Some(home.shard));
+        self.station(slot, shard);
     }
 }

@@ -58,7 +58,6 @@ use std::time::{Duration, Instant};
 use cache_place::CachePlace;
 use command::{Command, QueuePlace};
 pub use connection::{ConnectionLimits, prepare_tcp};
-pub use directory::OpeningId;
 pub use group::{Shards, start_all};
 use hdcs_backend::memory::Share;
 use hdcs_core::base::io::Nanos;

@@ -13,7 +13,8 @@
 //! 2. The volume is closed only when every request was answered and nothing of it seems to hang, and without destage: what
 //!    it has in its log is there where it is opened.
 //! 3. A connection waits until it is said where the volume is, and ends if that is nowhere.
-//! 4. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
+//! 4. What was reserved of memory for it goes along, so that it is neither counted twice nor taken by another volume.
+//! 5. What the cache of this shard has of the volume in DRAM is forgotten when the volume goes: it may change elsewhere
 //!    before it comes back.
 //!
 //! Failure: a volume whose requests do not end in time goes on here. From when it closes there is no way back; whoever
@@ -21,13 +22,15 @@
 //!
 //! [`Command::Follow`]: super::command::Command::Follow
 
+use std::sync::Arc;
+
 use hdcs_core::base::io::Nanos;
 use hdcs_core::volume::{Event, Phase, sharing};
-use hdcs_frontend::{Ending, VolumeNumber};
+use hdcs_frontend::{Ending, OpeningId, VolumeNumber};
 
 use super::command::{Answer, Departed};
 use super::control::{NOT_OPEN, STOPPING, tell};
-use super::directory::OpeningId;
+use super::directory::Whereabouts;
 use super::handover::Station;
 use super::served::Served;
 use super::state::ShardState;
@@ -51,6 +54,12 @@ pub struct Departing {
 }
 
 impl Served {
+    /// Whether it was closed so that another shard opens it.
+    pub(super) fn goes_on(&self) -> bool {
+        let departing = self.departing.as_ref();
+        departing.is_some_and(|departing| departing.closes) && self.volume.phase() == Phase::Closed
+    }
+
     /// Why it cannot go elsewhere now.
     fn refuses_to_depart(
         &self,
@@ -78,11 +87,14 @@ impl Served {
 }
 
 impl ShardState {
-    /// Whether this opening of a volume is on its way to another shard.
-    pub(super) fn is_departing(&self, number: VolumeNumber, opening: OpeningId) -> bool {
-        let served = self.served(number).filter(|one| one.departing.is_some());
-        served.is_some_and(|served| served.opening_id == opening)
-            || self.departed.get(&number) == Some(&opening)
+    /// Where an opening of a volume is: one that is on its way out of this shard is between two already.
+    pub(super) fn whereabouts(&self, number: VolumeNumber, opening: OpeningId) -> Whereabouts {
+        let served = self.served(number);
+        let served = served.filter(|one| one.departing.is_some() && one.opening_id == opening);
+        match served {
+            Some(_) => Whereabouts::Between,
+            None => self.directory.whereabouts(number, opening),
+        }
     }
 }
 
@@ -108,6 +120,8 @@ impl Shard {
             });
         }
         self.departures_until = self.departures_until.min(until);
+        // In this order, so that whoever asks for it in between waits.
+        self.state.directory.begin_move(number, self.state.now);
         self.state.publish(slot);
         self.state.settle_later(slot);
         for slot in 0..self.connections.end() {
@@ -206,16 +220,19 @@ impl Shard {
 
     /// A volume that was on its way out has left its slot. What is to be told once somebody else may open it.
     pub(super) fn has_left(&mut self, served: &mut Served) -> Option<impl FnOnce() + use<>> {
+        let is_closed = served.goes_on();
         let departing = served.departing.take()?;
         let left = served.left(self.state.now);
-        let is_closed = departing.closes && served.volume.phase() == Phase::Closed;
-        if is_closed {
-            self.state.departed.insert(served.number, served.opening_id);
-        }
         let opening = served.opening_id;
+        // What its devices owe it still needs that, and it is opened nowhere else.
+        let memory = (!served.is_owed()).then(|| Arc::clone(&served.memory));
         Some(move || {
             let result = if is_closed {
-                Ok(Departed { left, opening })
+                Ok(Departed {
+                    left,
+                    opening,
+                    memory,
+                })
             } else {
                 Err(WAS_CLOSED.to_owned())
             };
@@ -223,9 +240,10 @@ impl Shard {
         })
     }
 
-    /// It is known where a volume is that has left: its connections go there, or end.
+    /// It is known where a volume is that has moved, or that it does not: connections that wait for it here go there, or
+    /// end. Those that ask for it are served in this turn, as all that wait.
     pub(super) fn follow(&mut self, number: VolumeNumber) {
-        self.state.departed.remove(&number);
+        self.state.directory.end_move(number);
         for slot in 0..self.connections.end() {
             let connection = self.connections.get(slot);
             let waits = connection.is_some_and(|connection| {
@@ -243,7 +261,7 @@ impl Shard {
         for slot in 0..self.state.volumes.end() {
             self.stay(slot, STOPPING);
         }
-        self.state.departed.clear();
+        self.state.directory.end_moves();
         for slot in 0..self.connections.end() {
             let connection = self.connections.get(slot);
             if connection.is_some_and(|one| one.station == Station::Waits) {

@@ -83,7 +83,9 @@ pub fn open_files(
                 let opened =
                     home::store::open(path, volume, bytes, log, is_whole, keys, &spec.memory);
                 local = Some(opened.map_err(|error| {
-                    let kind = if error.is_lost() {
+                    let kind = if error.is_in_use() {
+                        Failure::InUse
+                    } else if error.is_lost() {
                         Failure::LocalLost
                     } else {
                         Failure::Refused
@@ -160,7 +162,7 @@ fn failure(kind: Failure, what: &dyn Display) -> OpenFailure {
 
 fn log_fails(error: &DeviceError) -> OpenFailure {
     let kind = match error {
-        DeviceError::Locked(_) => Failure::Refused,
+        DeviceError::Locked(_) => Failure::InUse,
         _ => Failure::LogLost,
     };
     failure(kind, &format_args!("write log: {error}"))

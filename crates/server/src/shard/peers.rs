@@ -3,11 +3,14 @@
 //! Invariants:
 //! 1. A shard ends once, cleanly or not, and stays ended.
 //! 2. Whenever a shard ends, the keeper of the cache is woken, which may wait for that.
+//! 3. A shard that waits for memory is woken when another one has given some back that it had taken there.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use hdcs_core::base::buf::Pool;
 use hdcs_core::cache::ReadCache;
+use hdcs_core::node::common_window::CommonWindow;
 use hdcs_core::node::stop::Others;
 
 use super::ShardHandle;
@@ -31,6 +34,10 @@ pub struct Peers {
     cache_changed: Vec<AtomicBool>,
     /// Whether the keeper of the tier has something to do for it, as it was last seen.
     needs_keeper: AtomicU8,
+    /// The buffers of each shard, once it has them.
+    pools: Vec<OnceLock<Arc<Pool>>>,
+    /// What their schedulers know of each other.
+    window: Arc<CommonWindow>,
 }
 
 impl Peers {
@@ -42,12 +49,26 @@ impl Peers {
             ends: (0..count.max(1)).map(|_| AtomicU8::new(RUNS)).collect(),
             cache_changed: (0..count.max(1)).map(|_| AtomicBool::new(false)).collect(),
             needs_keeper: AtomicU8::new(0),
+            pools: (0..count.max(1)).map(|_| OnceLock::new()).collect(),
+            window: CommonWindow::of(count.max(1)),
         }
+    }
+
+    /// A shard has these buffers. Others may hold some of them: what the SSD tier holds is the keeper's, whoever's turn
+    /// gives it back.
+    pub(super) fn note_pool(&self, number: usize, pool: &Arc<Pool>) {
+        let first = self.pools[number].set(Arc::clone(pool)).is_ok();
+        assert!(first, "a shard has one pool");
     }
 
     /// The volumes of all of them.
     pub(super) fn directory(&self) -> &Arc<Directory> {
         &self.directory
+    }
+
+    /// What lets requests go on all of them.
+    pub(super) fn window(&self) -> &Arc<CommonWindow> {
+        &self.window
     }
 
     /// How many shards there are.
@@ -80,19 +101,32 @@ impl Peers {
 
     /// At the end of a shard's turn: give the SSD tier back, tell the shards that wait for what was done to it, and its
     /// keeper if that has to do something.
-    pub(super) fn pass_on(&self, cache: &ReadCache) {
+    pub(super) fn pass_on(&self, number: usize, cache: &ReadCache) {
         cache.release();
         let waiting = cache.take_waiting();
         if waiting != 0 {
             self.tell_cache_changed(waiting);
         }
         let needs_keeper = u8::from(cache.must_reset()) | u8::from(cache.can_readmit()) << 1;
+        self.tell_of_memory(number);
         // Whoever sees it first says so, the keeper as well, which may have looked before.
         if self.needs_keeper.load(Ordering::Relaxed) != needs_keeper
             && self.needs_keeper.swap(needs_keeper, Ordering::SeqCst) != needs_keeper
             && needs_keeper != 0
         {
             self.tell_cache_changed(1 << KEEPER);
+        }
+    }
+
+    /// Wake the other shards that have found too little memory if some was given back since: what waits for it there is
+    /// looked at in each turn, and else there might be none.
+    fn tell_of_memory(&self, number: usize) {
+        let pools = self.pools.iter().enumerate();
+        let others = pools.filter(|&(other, _)| other != number);
+        let relieved = others.filter(|(_, pool)| pool.get().is_some_and(|pool| pool.take_relief()));
+        let shards = relieved.fold(0, |shards, (other, _)| shards | 1 << other);
+        if shards != 0 {
+            self.tell_cache_changed(shards);
         }
     }
 
@@ -156,6 +190,26 @@ mod tests {
         assert!(peers.take_cache_changed(0) && !peers.take_cache_changed(0));
         assert!(!peers.take_cache_changed(1));
         assert!(peers.take_cache_changed(2));
+    }
+
+    #[test]
+    fn shard_is_told_once_of_memory_that_another_one_gives_back() {
+        let peers = Peers::of(2);
+        let pool = Pool::small(1);
+        peers.note_pool(0, &pool);
+        let held = pool.alloc(1).unwrap();
+        peers.tell_of_memory(1);
+        assert!(!peers.take_cache_changed(0), "nobody waits");
+        assert!(pool.alloc(1).is_none());
+        peers.tell_of_memory(1);
+        assert!(!peers.take_cache_changed(0), "there is still none");
+        drop(held);
+        peers.tell_of_memory(0);
+        assert!(!peers.take_cache_changed(0), "it looks at it itself");
+        peers.tell_of_memory(1);
+        assert!(peers.take_cache_changed(0));
+        peers.tell_of_memory(1);
+        assert!(!peers.take_cache_changed(0));
     }
 
     #[test]

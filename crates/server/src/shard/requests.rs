@@ -5,10 +5,12 @@
 //! then ended, for their origin to be told.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hdcs_core::base::error::RequestError;
 use hdcs_core::base::io::{Nanos, Request, RequestId};
 use hdcs_core::base::limits::REQUEST_BYTES_MAX;
+use hdcs_core::node::common_window::CommonWindow;
 use hdcs_core::node::qos::{Cost, FlowId, Qos, Scheduler};
 use hdcs_frontend::VolumeNumber;
 
@@ -28,9 +30,10 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// None yet.
-    pub fn new() -> Self {
+    /// None yet, on the shard of this number.
+    pub fn new(window: &Arc<CommonWindow>, shard: usize) -> Self {
         let mut scheduler = Scheduler::default();
+        scheduler.join(window, shard);
         Self {
             background: scheduler.add(Nanos(0), Qos::default()),
             scheduler,

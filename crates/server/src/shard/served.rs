@@ -16,12 +16,11 @@ use hdcs_core::node::tier_out::TierOut;
 use hdcs_core::volume::{Cut, Discard, Phase, State, Volume, VolumeStats};
 use hdcs_device::file::Device;
 use hdcs_frontend::access::Allow;
-use hdcs_frontend::{Export, VolumeNumber};
+use hdcs_frontend::{Export, OpeningId, VolumeNumber};
 use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, Latencies, OpenFailure, OpenedAs, VolumeReport};
-use super::directory::OpeningId;
 use super::moving::Departing;
 use super::residents::Residence;
 use super::resizing::Resizing;
@@ -187,9 +186,9 @@ pub struct Served {
     pub held: Vec<Operation>,
     /// Latency by class, of those that were ever used.
     pub latencies: [Latencies; 3],
-    /// Memory that is reserved for it.
+    /// Memory that is reserved for it. It is given back after all that it was reserved for, so it stands behind that.
     pub memory: Arc<VolumeMemory>,
-    /// Its stay on this shard.
+    /// Its stay on this shard, which ends last.
     pub residence: Residence,
 }
 
@@ -260,6 +259,7 @@ impl Served {
         let terms = self.terms();
         terms.serves.then(|| Export {
             number: self.number,
+            opening: self.opening_id,
             name: self.name.clone(),
             bytes: terms.bytes,
             discards: terms.discards,

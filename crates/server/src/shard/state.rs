@@ -17,17 +17,18 @@ use hdcs_core::base::io::{
 use hdcs_core::base::limits::VOLUME_REQUESTS_MAX;
 use hdcs_core::cache::{CacheEvent, ReadCache};
 use hdcs_core::log::budget::IndexBudget;
+use hdcs_core::log::index_cap::IndexPart;
 use hdcs_core::volume::{Context, Event, Volume, sharing};
 use hdcs_device::Errno;
 use hdcs_device::ring::{Outcome, Owner, Ring};
 use hdcs_device::worker::JobOutput;
-use hdcs_frontend::access::Peer;
+use hdcs_frontend::access::{Allow, Peer};
 use hdcs_frontend::{Allowance, Export, Held, Host, Unopened, VolumeNumber, work_of};
 
 use super::ciphered_log::Write;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
-use super::directory::{Directory, OpeningId, Refusal};
+use super::directory::{Directory, Refusal};
 use super::due::Due;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
@@ -55,8 +56,6 @@ pub struct ShardState {
     pub shard: usize,
     /// What clients are told of all of the node's volumes.
     pub directory: Arc<Directory>,
-    /// Volumes that have left for another shard, whose connections wait to be told to follow.
-    pub departed: BTreeMap<VolumeNumber, OpeningId>,
     /// When the log may say again that a client was refused a volume.
     pub refusal_said: Cell<Nanos>,
     /// Where clients' comings and goings are noted.
@@ -76,8 +75,10 @@ pub struct ShardState {
     pub index_budget: Rc<IndexBudget>,
     /// What of that others reserve, and are told.
     pub memory: Arc<Share>,
-    /// What they were told that the indexes have.
-    pub index_noted: u64,
+    /// The shard's part of what all shards have for that.
+    pub index_part: IndexPart,
+    /// Shards that were given another part, a bit for each, and are to be told.
+    pub index_to_tell: u64,
     pub now: Nanos,
 }
 
@@ -103,6 +104,10 @@ impl Host for SessionHost<'_> {
 
     fn why_not(&self, name: &str) -> Option<Unopened> {
         self.state.directory.why_not(name)
+    }
+
+    fn moves(&self, name: &str) -> Option<Allow> {
+        self.state.directory.moves(name, self.state.now)
     }
 
     fn refused(&self, name: &str, peer: &Peer) {
@@ -621,10 +626,9 @@ impl ShardState {
             }
         }
         // Memory for indexes may have become less, or more: volumes that hold some, or wait for some, look at it again.
-        self.index_budget.set_total(self.memory.shard_index_bytes());
-        let (before, used) = (self.index_noted, self.index_budget.used());
-        self.memory.note_index_used(before, used);
-        self.index_noted = used;
+        self.index_to_tell |= self.index_part.follow(&self.index_budget);
+        let used = self.index_budget.used();
+        self.memory.note_index_used(self.shard, used);
         if self.index_budget.has_changed() {
             let volumes = self.volumes.iter();
             let follow = volumes.filter(|(_, served)| sharing::follows_budget(&served.volume));

@@ -25,7 +25,7 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_core::cache::{CacheEvent, ReadCache, dram_memory};
-use hdcs_core::log::budget::IndexBudget;
+use hdcs_core::log::index_cap::IndexPart;
 use hdcs_core::node::stop::Stop;
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
@@ -202,6 +202,7 @@ impl Shard {
         }
         let pool = Pool::new(config.pool_bytes);
         settle_memory(pool.memory(), config.touched_bytes);
+        config.peers.note_pool(config.number, &pool);
         let mut cache_config = config.cache.clone();
         let (mut actions, memory) = (Vec::new(), Arc::clone(&pool));
         let mut readmission = Readmission::default();
@@ -236,6 +237,7 @@ impl Shard {
         }
         cache.set_fill_marks(config.cache_fill);
         cache.set_tiering(config.cache_tiering);
+        let index_part = IndexPart::new(config.volumes.index(), number);
         let mut state = ShardState {
             ring,
             pool,
@@ -248,23 +250,23 @@ impl Shard {
             numbers: BTreeMap::new(),
             shard: config.number,
             directory: Arc::clone(config.peers.directory()),
-            departed: BTreeMap::new(),
             refusal_said: Cell::new(Nanos(0)),
             events: config.events.clone(),
             due: Due::default(),
             touched: Vec::new(),
             settling: Vec::new(),
             cache_followers: Vec::new(),
-            requests: Requests::new(),
+            requests: Requests::new(config.peers.window(), number),
             actions,
             completions: Vec::new(),
             shares: ClientShares::new(
                 config.pool_bytes as u64 / CLIENTS_SHARE,
                 config.connections.heap_bytes,
             ),
-            index_budget: IndexBudget::new(config.volumes.shard_index_bytes()),
+            index_budget: index_part.budget(),
+            index_part,
+            index_to_tell: 0,
             memory: Arc::clone(&config.volumes),
-            index_noted: 0,
             now: Nanos(0),
         };
         state.perform_cache();
@@ -412,7 +414,12 @@ impl Shard {
         }
         if self.config.peers.count() > 1 {
             let ShardConfig { peers, .. } = &self.config;
-            peers.pass_on(&self.state.cache);
+            peers.pass_on(self.config.number, &self.state.cache);
+            let others = std::mem::take(&mut self.state.index_to_tell);
+            if others != 0 {
+                // Their parts are looked at in the turn that this brings.
+                peers.tell_cache_changed(others);
+            }
         }
         has_stopped
     }

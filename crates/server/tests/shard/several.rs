@@ -10,18 +10,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hdcs_backend::memory::{Kind, Needs, Share};
 use hdcs_core::base::io::Nanos;
-use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::access::{Allow, Peer};
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};
+use hdcs_frontend::{OpeningId, VolumeNumber};
 use hdcs_server::shard::command::{
     Answer, Command, Departed, SessionFactory, ShardReport, VolumeSpec,
 };
-use hdcs_server::shard::{OpeningId, SendError, ShardConfig, Shards, start_all};
+use hdcs_server::shard::{SendError, ShardConfig, Shards, start_all};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, READ, WRITE, noise};
-use crate::node::{PATIENCE, make_log, shard_config, spec, wait};
+use crate::node::{BYTES, LOG_BYTES, PATIENCE, make_log, shard_config, spec, wait};
 
 /// The shard that accepts.
 const DOOR: usize = 0;
@@ -44,12 +45,22 @@ struct Hold {
 impl Group {
     /// Two shards with a volume on each, which have the number of their shard; the first one accepts at `nbd.sock`.
     fn start(directory: &Path, change: impl Fn(&mut ShardConfig)) -> Self {
-        let mut configs = [DOOR, HOME].map(|number| ShardConfig {
+        Self::start_of(2, directory, change)
+    }
+
+    /// More shards, the others with no volume.
+    fn start_of(count: usize, directory: &Path, change: impl Fn(&mut ShardConfig)) -> Self {
+        let configs = (0..count).map(|number| ShardConfig {
             number,
             ..shard_config()
         });
+        let mut configs: Vec<_> = configs.collect();
+        let volumes = Share::of_shards(u64::MAX, count);
+        for config in &mut configs {
+            config.volumes = Arc::clone(&volumes);
+        }
         configs.iter_mut().for_each(change);
-        let (shards, threads) = start_all(configs.into()).unwrap();
+        let (shards, threads) = start_all(configs).unwrap();
         let group = Self {
             directory: directory.to_path_buf(),
             shards,
@@ -198,9 +209,17 @@ impl Group {
         let from = self.shards.shard_of(number).unwrap();
         let departed = wait(&mut self.begin_move(volume)).unwrap();
         self.open(volume, to, Some(departed.opening)).unwrap();
-        let (answer, _) = oneshot::channel();
-        let follow = Command::Follow(number, answer);
-        self.shards.send_to(from, follow).unwrap();
+        self.follow(volume);
+        assert_ne!(from, to);
+    }
+
+    /// Say on all shards that it is known where a volume is.
+    fn follow(&self, volume: u32) {
+        for shard in 0..self.shards.count() {
+            let number = VolumeNumber(volume);
+            self.ask_shard(shard, |answer| Command::Follow(number, answer))
+                .unwrap();
+        }
     }
 
     fn stop(self, destage: bool) {
@@ -609,9 +628,7 @@ fn volume_that_cannot_be_opened_elsewhere_ends_its_connections() {
     let log = directory.path().join("log1");
     std::fs::rename(&log, directory.path().join("away")).unwrap();
     assert!(group.open(1, DOOR, None).is_err());
-    let (answer, _) = oneshot::channel();
-    let follow = Command::Follow(ONE, answer);
-    group.shards.send_to(HOME, follow).unwrap();
+    group.follow(1);
     assert_ended(client.stream);
     group.until_connections(HOME, 0);
     // What was acknowledged is in the log.
@@ -651,5 +668,111 @@ fn clients_that_are_handed_over_leave_room_for_commands() {
     drop(hold);
     sent.expect("clients fill half of the queue at most");
     drop(clients);
+    group.stop(false);
+}
+
+#[test]
+fn memory_goes_along_with_a_volume_and_is_free_once_it_is_said_to_be_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::start(directory.path(), |_| ());
+    let needs = Needs {
+        bytes: BYTES,
+        log_bytes: LOG_BYTES,
+        home_bytes: None,
+        kind: Kind::File,
+        encrypted: false,
+        compressed: false,
+    };
+    // For one such volume.
+    let share = Share::new(needs.share_bytes());
+    let with = |shard, memory, continues| VolumeSpec {
+        shard: Some(shard),
+        continues,
+        memory,
+        ..spec(directory.path(), 2, "")
+    };
+    let reserve = || Arc::new(needs.reserve(&share, 0).expect("nobody else has it"));
+    make_log(&with(HOME, reserve(), None));
+    let needed = reserve().parts();
+    for _ in 0..20 {
+        let open = |spec| {
+            let opened = group.ask(|answer| Command::Open(Box::new(spec), answer));
+            opened.map_err(|failure| failure.message).unwrap();
+        };
+        open(with(HOME, reserve(), None));
+        let departed = wait(&mut group.begin_move(2)).unwrap();
+        assert_eq!(share.held(), needed, "neither twice nor not at all");
+        assert_eq!(group.shards.shard_of(VolumeNumber(2)), None);
+        let memory = departed.memory.expect("nothing of it is in use");
+        open(with(DOOR, memory, Some(departed.opening)));
+        assert_eq!(share.held(), needed);
+        group
+            .ask(|answer| Command::Close {
+                volume: VolumeNumber(2),
+                destage: false,
+                answer,
+            })
+            .unwrap();
+    }
+    group.stop(false);
+}
+
+/// A shard that has neither volume.
+const OTHER: usize = 2;
+
+#[test]
+fn connection_that_arrives_at_the_shard_before_the_last_one_waits_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::start_of(3, directory.path(), |_| ());
+    let mut client = group.connect(1);
+    group.until_connections(HOME, 1);
+    let departed = wait(&mut group.begin_move(1)).unwrap();
+    group.open(1, OTHER, Some(departed.opening)).unwrap();
+    // It follows, and arrives where the volume has been, which is on its way already.
+    let hold = group.hold(OTHER);
+    let mut moved = group.begin_move(1);
+    group
+        .ask_shard(HOME, |answer| Command::Follow(ONE, answer))
+        .unwrap();
+    group.until_connections(HOME, 0);
+    drop(hold);
+    let departed = wait(&mut moved).unwrap();
+    group.open(1, DOOR, Some(departed.opening)).unwrap();
+    group.follow(1);
+    client.write(0, &noise(2, 4096)).unwrap();
+    assert_eq!(client.read(0, 4096).unwrap(), noise(2, 4096));
+    group.stop(false);
+}
+
+#[test]
+fn client_that_comes_while_its_volume_moves_waits_and_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::start_of(3, directory.path(), |_| ());
+    let departed = wait(&mut group.begin_move(1)).unwrap();
+    let mut stream = group.greeted();
+    let mut sent = hello("v1");
+    sent.extend(request(READ, 7, 0, 512));
+    stream.write_all(&sent).unwrap();
+    // Whatever it does, the handshake goes no further before the volume is there.
+    group.until_connections(DOOR, 1);
+    for _ in 0..10 {
+        group.report(DOOR);
+    }
+    assert_eq!(group.report(DOOR).connections, 1);
+    group.open(1, OTHER, Some(departed.opening)).unwrap();
+    group.follow(1);
+    stream.read_exact(&mut [0; 10]).unwrap();
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[4..], [&[0; 4][..], &7u64.to_be_bytes()].concat());
+    // One that moves to nowhere is not there.
+    let departed = wait(&mut group.begin_move(1)).unwrap();
+    let mut waits = group.greeted();
+    waits.write_all(&hello("v1")).unwrap();
+    group.until_connections(DOOR, 1);
+    drop(departed);
+    group.follow(1);
+    assert_ended(waits);
+    assert_ended(stream);
     group.stop(false);
 }

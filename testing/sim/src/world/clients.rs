@@ -412,7 +412,7 @@ impl World {
         }
         let stats = volume.stats(self.engine.now());
         let free = stats.log_ring_blocks - stats.log_used_blocks;
-        let budget = self.node.as_ref().map(|node| &node.index_budget);
+        let budget = (self.node.as_ref()).map(|node| node.indexes.of(node.shards.of(unit)));
         let lacks_memory = budget.is_some_and(|budget| budget.free() < ADMISSION_BYTES);
         if free <= FREE_BLOCKS_WHEN_FULL_MAX || lacks_memory {
             return Ok(());

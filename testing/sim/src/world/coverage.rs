@@ -37,6 +37,8 @@ pub struct Coverage {
     pub readmissions: u64,
     /// Messages between shards.
     pub messages: u64,
+    /// Parts of the memory for indexes that shards were given beside their own turns.
+    pub index_parts: u64,
     /// Volumes that were told that another owner has their backend.
     pub fences: u64,
     /// Rounds in which a volume was degraded because its backend did not answer.
@@ -161,6 +163,7 @@ impl Coverage {
         self.cache_failures += other.cache_failures;
         self.readmissions += other.readmissions;
         self.messages += other.messages;
+        self.index_parts += other.index_parts;
         self.fences += other.fences;
         self.silent_rounds += other.silent_rounds;
         self.commits += other.commits;
@@ -221,7 +224,7 @@ impl std::fmt::Display for Coverage {
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
              {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
-             and {} readmissions, {} messages between shards, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
+             and {} readmissions, {} messages between shards, {} parts of indexes, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
              {} commits ({} past flushes), {} snapshots ({} of files, {} below local stores, {} of objects with {} forgotten, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
               the log and {} writes there, {} flushes beside one of the backend, {} superblocks beside logs, \
@@ -242,6 +245,7 @@ impl std::fmt::Display for Coverage {
             self.cache_failures,
             self.readmissions,
             self.messages,
+            self.index_parts,
             self.fences,
             self.silent_rounds,
             self.promotions,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use super::indexes::Indexes;
 use hdcs_core::base::cipher::BlockCipher;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::io::{Durability as DurableCall, DurableWay};
 use hdcs_core::base::limits::LOST_RANGES_MAX;
 use hdcs_core::cache::Barrier;
 use hdcs_core::local::Event as StoreEvent;
-use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::stop::{Act, CLOSE_PATIENCE, Hung, Others, Stop, View};
 use hdcs_core::volume::{DurableWays, sharing};
 
@@ -68,11 +68,16 @@ impl World {
             }
             cache.release();
         }
+        let indexes = Indexes::new(
+            self.scenario.index_bytes(),
+            shards.count(),
+            self.scenario.seed,
+        );
         self.node = Some(Node {
             shards,
             volumes: Vec::new(),
             closed_volumes: Vec::new(),
-            index_budget: IndexBudget::new(self.scenario.index_bytes()),
+            indexes,
         });
         self.perform_all(Owner::Cache(0), actions)?;
         for unit in 0..self.units.len() {
@@ -139,9 +144,9 @@ impl World {
         let cipher = self.cipher(config.number);
         let base_cipher = (inherited.as_ref()).and_then(|base| self.cipher(base.origin()));
         let node = self.node.as_mut().expect("the node was started");
-        let index_budget = Rc::clone(&node.index_budget);
         let forgets = !self.planted.is(Plant::StayingFrames);
         node.shards.place(unit, config.number, forgets);
+        let index_budget = Rc::clone(node.indexes.of(node.shards.of(unit)));
         let cache = node.cache_of(unit);
         cache.set_cipher(config.number, cipher);
         if let Some(inherited) = &inherited {

@@ -19,14 +19,12 @@ use hdcs_core::base::io::{
 use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
 use hdcs_core::cache::{CacheEvent, ReadCache, SsdState};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
-use hdcs_core::log::budget::IndexBudget;
 use hdcs_core::node::cache_identity::CacheIdentity;
 use hdcs_core::node::readmission::Readmission;
 use hdcs_core::node::resize::Resize;
 use hdcs_core::node::scrub::ScrubAt;
 use hdcs_core::node::stop::{Hung, Stop};
 use hdcs_core::node::tier_out::TierOut;
-use hdcs_core::volume::sharing;
 use hdcs_core::volume::{
     Context, Discard, Event, Phase, Policy, State, Trouble, Volume, VolumeConfig,
 };
@@ -54,6 +52,7 @@ use crate::trace::Trace;
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
 use audits::Watched;
+use indexes::Indexes;
 use local::SimulatedStore;
 use object_volume::Objects;
 use open_loops::OpenClient;
@@ -329,7 +328,7 @@ struct Node {
     volumes: Vec<Volume>,
     closed_volumes: Vec<Volume>,
     /// Memory for the indexes of all their logs.
-    index_budget: Rc<IndexBudget>,
+    indexes: Indexes,
 }
 
 /// Everything there is.
@@ -820,15 +819,7 @@ impl World {
                 self.check_bottom(unit)?;
             }
         }
-        if let Some(Node { index_budget, .. }) = &self.node {
-            check_bounds::check_budget(index_budget, self.volumes())?;
-            let has_changed = index_budget.has_changed();
-            for unit in (0..self.volumes()).filter(|_| has_changed) {
-                if self.volume(unit).is_some_and(sharing::follows_budget) {
-                    self.step_volume(unit, Event::Poll)?;
-                }
-            }
-        }
+        self.share_indexes()?;
         self.check_silence()?;
         self.check_told()?;
         if let Some(node) = &self.node
@@ -968,6 +959,7 @@ mod effects;
 mod failed_logs;
 mod forgery;
 mod heat;
+mod indexes;
 mod lifecycle;
 mod local;
 mod object_volume;

@@ -28,15 +28,14 @@ impl Bench {
         let mut device = vec![0; REGION_BYTES];
         device[..BLOCK_BYTES].copy_from_slice(zerocopy::IntoBytes::as_bytes(&superblock));
         let mut log = WriteLog::new(superblock, None);
-        let mut bench_device = device;
         for _ in 0..2 {
             let (offset, block) = log.superblock_for_opening();
-            bench_device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+            device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
         }
         Self {
             log,
             pool: Pool::new(REGION_BYTES),
-            device: bench_device,
+            device,
         }
     }
 
@@ -52,7 +51,7 @@ impl Bench {
     fn append(&mut self, blocks: usize) -> SpanWrite {
         let data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
         let entry = Entry {
-            range: SectorRange::new(0, blocks as u64 * u64::from(BLOCK_SECTORS)),
+            range: SectorRange::new(0, blocks as u64 * BLOCK_SECTORS),
             kind: EntryKind::Write,
             no_hole: false,
             position: 0,
@@ -106,14 +105,16 @@ fn loses_what_was_durable(rounds: usize, blocks: usize) {
     let mut bench = Bench::new();
     for _ in 0..rounds {
         let spans = bench.fill(blocks);
-        spans.iter().for_each(|span| bench.write(span));
+        for span in &spans {
+            bench.write(span);
+        }
         bench.end(&spans);
     }
     let end = bench.log.head();
     assert_eq!(bench.replay(), Ok(end));
-    let lost = bench.append(blocks);
+    let rotten = bench.append(blocks);
     let beside = bench.fill(blocks);
-    bench.end(&[lost]);
+    bench.end(&[rotten]);
     let torn = bench.fill(blocks);
     bench.end(&beside);
     let Some(last) = bench.fill(blocks).pop() else {

@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use hdcs_core::base::buf::BufMut;
 use hdcs_core::base::io::{Nanos, Request, RequestId, SectorRange};
-use hdcs_core::log::budget::IndexBudget;
+use hdcs_core::log::budget::{IndexBudget, Share};
 use hdcs_core::volume::{Event, Persist, Phase, Trouble, VolumeConfig};
 use hdcs_kit::volume::{BYTES, World};
 
@@ -108,6 +109,63 @@ fn budget_that_another_volume_has_used_up_leaves_each_its_least() {
     let mut other = sharing(&budget);
     assert_eq!(write(&mut other, 5000), 5000);
     assert_eq!(budget.used(), 0);
+}
+
+/// Take what is left of a world's buffers, but for so many bytes.
+fn fill_pool(world: &World, left: usize) -> Vec<BufMut> {
+    let mut held = Vec::new();
+    while world.pool.free_bytes() > left {
+        held.extend(world.pool.alloc(4096));
+    }
+    held
+}
+
+#[test]
+fn reserve_is_not_kept_by_a_volume_whose_backend_hangs() {
+    const MIB: u64 = 1 << 20;
+    // No second reserve fits beside what others hold.
+    let budget = IndexBudget::new(7 * MIB);
+    let mut third = Share::new(&budget, 0);
+    third.set(2 * MIB);
+    let config = VolumeConfig {
+        backend_answer_max: Nanos::from_millis(5_000),
+        ..config()
+    };
+    let sharing = || World::sharing(config.clone(), None, &budget);
+    let (mut stuck, mut other) = (sharing(), sharing());
+    stuck.backend_silent = Some(Vec::new());
+    assert_eq!(write(&mut stuck, 64), 64);
+    assert_eq!(write(&mut other, 64), 64);
+    let _held = [&stuck, &other].map(|world| fill_pool(world, 2 << 20));
+    for world in [&mut stuck, &mut other] {
+        world.step(Event::DestageAll);
+        world.step(Event::Poll);
+    }
+    assert!(!stuck.backend_holds.is_empty());
+    let dirty = |world: &World| world.volume.stats(world.now).dirty_bytes;
+    assert!(dirty(&other) > 0, "the reserve is not its");
+    let used = budget.used();
+    for _ in 0..10 {
+        for world in [&mut stuck, &mut other] {
+            world.now = world.now.plus(Nanos::from_millis(1_000));
+            world.step(Event::Poll);
+        }
+    }
+    assert!(dirty(&stuck) > 0);
+    assert_eq!(
+        dirty(&other),
+        0,
+        "it goes on as soon as the backend counts as silent"
+    );
+    assert!(budget.is_overdrawn() && budget.used() > used);
+    stuck.heal_backend();
+    for _ in 0..10 {
+        stuck.now = stuck.now.plus(Nanos::from_millis(1_000));
+        stuck.step(Event::Poll);
+    }
+    assert_eq!(dirty(&stuck), 0);
+    assert!(!budget.is_overdrawn());
+    assert_eq!(budget.used(), third.held());
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn info_tells_what_is_asked_and_the_constraints() {
     assert!(replies.contains(&info(info::BLOCK_SIZE, sizes.as_flattened())));
     assert_eq!(replies.last(), Some(&ack()));
     assert_eq!(replies.len(), 5);
-    assert!(wire.session.volume().is_none());
+    assert!(wire.session.opened().is_none());
 }
 
 #[test]

@@ -48,6 +48,7 @@ impl Wire {
         println!("seed {seed}");
         let volume = |number, name: &str, bytes, read_only| {
             MemoryVolume::new(Export {
+                opening: crate::OpeningId::default(),
                 number: VolumeNumber(number),
                 name: name.to_owned(),
                 bytes,
@@ -109,7 +110,7 @@ impl Wire {
     fn go(&mut self, export: &str) {
         self.send_option(option::GO, &info_query(export, &[]));
         assert_eq!(self.option_replies(option::GO).last(), Some(&ack()));
-        assert!(self.session.volume().is_some());
+        assert!(self.session.opened().is_some());
     }
 
     /// Give bytes to the session as it wants them, completing requests when it waits.

@@ -141,7 +141,7 @@ fn starttls_then_everything_works_encrypted() {
         let reply = secure.plain.split_off(0);
         assert_eq!(reply[12..16], option_reply::ERR_INVALID.to_be_bytes());
         secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
-        assert!(secure.wire.session.volume().is_some());
+        assert!(secure.wire.session.opened().is_some());
         secure.plain.clear();
         let mut data = vec![0; 5 << 20];
         secure.wire.random.fill(&mut data);
@@ -250,7 +250,7 @@ fn client_certificate_is_verified() {
     let client = client_config(directory.path(), ours);
     let mut secure = Secure::start(server(), client, 8);
     secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
-    assert!(secure.wire.session.volume().is_some());
+    assert!(secure.wire.session.opened().is_some());
     for identity in [None, Some(stranger.path())] {
         let client = client_config(directory.path(), identity);
         let secure = Secure::start(server(), client, 9);
@@ -354,6 +354,7 @@ fn client_sees_and_opens_only_what_its_certificate_may_open() {
     let volumes = || {
         let volume = |number, name: &str, allow: &[&str]| {
             MemoryVolume::new(Export {
+                opening: crate::OpeningId::default(),
                 number: VolumeNumber(number),
                 name: name.to_owned(),
                 bytes: 1 << 20,
@@ -520,7 +521,7 @@ fn handshake_is_made_in_one_session_and_what_follows_in_another() {
         }
         let session = NbdSession::new(NbdConfig::default());
         let session = std::mem::replace(&mut wire.session, session);
-        assert_eq!(session.volume(), None);
+        assert_eq!(session.opened(), None);
         let admitted = session.into_admitted().expect("its handshake is over");
         assert!(matches!(admitted.peer(), Peer::Named(_)));
         wire.session = NbdSession::admitted(admitted);
@@ -535,7 +536,7 @@ fn handshake_is_made_in_one_session_and_what_follows_in_another() {
             secure.send(&option_bytes(option::GO, &info_query("disk", &[])));
         }
         secure.exchange();
-        assert!(secure.wire.session.volume().is_some(), "seed {seed}");
+        assert!(secure.wire.session.opened().is_some(), "seed {seed}");
         assert!(matches!(secure.wire.session.peer(), Peer::Named(_)));
     }
 }

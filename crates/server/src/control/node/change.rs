@@ -50,6 +50,11 @@ impl Node {
         }
         if let Some(shard) = request.shard {
             self.move_to(&entry, shard).await?;
+            if entry.shard != Some(shard) {
+                entry.shard = Some(shard);
+                self.catalogue.update(&entry).await?;
+                self.volumes.put(entry, None);
+            }
         }
         self.volume(name).await
     }

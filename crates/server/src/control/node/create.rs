@@ -182,6 +182,7 @@ impl Node {
             log,
             backend: request.backend.clone(),
             pins: Vec::new(),
+            shard: None,
             backend_identity: new.and_then(hdcs_backend::choose_identity),
             backend_is_new: new.is_some(),
             encryption,

@@ -9,31 +9,36 @@
 //! Invariants:
 //! 1. Between the two shards the volume is one that is being opened, and opening it fails as at any time: it is tried again
 //!    if that may help, and its clients reconnect.
-//! 2. Whoever waits on the first shard is told in any case where the volume is.
+//! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
+//! 3. Whoever waits for it, on whatever shard, is told in any case where it is.
+//! 4. Where somebody has put a volume is recorded, and it is opened there as long as there is such a shard.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_backend::memory::VolumeMemory;
 use hdcs_core::base::io::Nanos;
-use hdcs_frontend::VolumeNumber;
+use hdcs_frontend::{OpeningId, VolumeNumber};
 use tokio::sync::oneshot;
 
 use super::open::NotOpen;
 use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid};
 use crate::catalogue::Entry;
-use crate::shard::OpeningId;
 use crate::shard::command::Command;
 
 /// How long the requests of clients may take before a volume moves.
 const PATIENCE: Nanos = Nanos::from_millis(10_000);
 
 /// Where a volume is to be opened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Destination {
     /// On this shard, if somebody has said so.
     pub shard: Option<usize>,
     /// The opening that goes on there, if it comes from another shard.
     pub continues: Option<OpeningId>,
+    /// What is reserved for it, which comes from there as well.
+    pub memory: Option<Arc<VolumeMemory>>,
 }
 
 impl Node {
@@ -93,10 +98,11 @@ impl Node {
         let destination = Destination {
             shard: Some(shard),
             continues: Some(departed.opening),
+            memory: departed.memory,
         };
         let volumes = self.volumes.entries().len();
         let opened = self.open_at(entry, volumes, destination).await;
-        self.say_follow(number, from).await;
+        self.say_follow(number).await;
         opened.map_err(|failure| self.volumes.refusal(name, &failure))?;
         if self.link.path().shard_of(number) != Some(shard) {
             let why = "it is not moved: a device had not let go of it, so it was opened where it had been";
@@ -109,22 +115,21 @@ impl Node {
         Ok(())
     }
 
-    /// Have the connections that wait on a shard for a volume go where that is.
-    async fn say_follow(&self, number: VolumeNumber, from: usize) {
+    /// Have the connections that wait for a volume, on whatever shard, go where that is.
+    async fn say_follow(&self, number: VolumeNumber) {
         let until = Instant::now() + COMMAND_TIME_MAX;
-        // One that is busy takes it soon; one that has ended has ended its connections.
-        while !self.link.path().is_stopping() && Instant::now() < until {
-            let (answer, answered) = oneshot::channel();
-            if self
-                .link
-                .path()
-                .send_to(from, Command::Follow(number, answer))
-            {
-                // Until then the volume does not move on, so that they find it. Whether it ended does not matter.
-                let _ = tokio::time::timeout(COMMAND_TIME_MAX, answered).await;
-                return;
+        for shard in 0..self.link.path().shards() {
+            // One that is busy takes it soon; one that has ended has ended its connections.
+            while !self.link.path().is_stopping() && Instant::now() < until {
+                let (answer, answered) = oneshot::channel();
+                let follow = Command::Follow(number, answer);
+                if self.link.path().send_to(shard, follow) {
+                    // Until then the volume does not move on, so that they find it. Whether it ended does not matter.
+                    let _ = tokio::time::timeout(COMMAND_TIME_MAX, answered).await;
+                    break;
+                }
+                tokio::time::sleep(WATCH_PERIOD).await;
             }
-            tokio::time::sleep(WATCH_PERIOD).await;
         }
     }
 }

@@ -4,8 +4,8 @@
 //! ```text
 //!            ┌───────────── next attempt ────────────┐
 //!            ▼                                        │
-//!  start ─► opening ──► open            waiting (backend unreachable, too little memory; 1 s to 30 s)
-//!            │ │ └────────────────────────────────────┘
+//!  start ─► opening ──► open            waiting (backend unreachable, too little memory; 1 s to 30 s;
+//!            │ │ └────────────────────────────────────┘ log still in use: half a minute in all, then refused)
 //!            │ └─► refused ──────── `volume open` ──► opening
 //!            └───► log or local store lost ── `volume open` ──► opening
 //!                     └─ `volume open --discard-dirty` ─► new log, new local store, new number ──► opening
@@ -81,9 +81,12 @@ pub(super) enum NotOpen {
         /// Since then.
         since: Instant,
     },
-    /// Its backend cannot be reached, or there is too little memory for it; it is tried again.
+    /// Its backend cannot be reached, somebody still uses its log, or there is too little memory for it; it is tried
+    /// again.
     Waiting {
         why: String,
+        kind: Failure,
+        /// In a row that have failed like this.
         attempts: u32,
         retry_at: Instant,
     },
@@ -111,8 +114,9 @@ impl NotOpen {
     ) -> Self {
         let why = failure.message.clone();
         match failure.kind {
-            Failure::Unreachable | Failure::Shortage => Self::Waiting {
+            kind if kind.is_tried_again(attempts) => Self::Waiting {
                 why,
+                kind,
                 attempts,
                 retry_at: Instant::now() + Duration::from_nanos(retry_pause(attempts).0),
             },
@@ -134,7 +138,10 @@ impl NotOpen {
                     None => Self::Refused { why },
                 }
             }
-            Failure::Refused => Self::Refused { why },
+            Failure::InUse => Self::Refused {
+                why: format!("{why}: so it was at each of {attempts} attempts"),
+            },
+            Failure::Unreachable | Failure::Shortage | Failure::Refused => Self::Refused { why },
         }
     }
 
@@ -222,16 +229,21 @@ impl Node {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
         let gate = Arc::new(self.catalogue.gate(entry));
         let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
-        let memory = self
-            .memories
-            .reserve(entry, self.volumes.entries_that_stay())
-            .map_err(short)?;
-        self.wait_for_memory().await?;
+        let memory = if let Some(memory) = destination.memory {
+            memory
+        } else {
+            let others = self.volumes.entries_that_stay();
+            let memory = self.memories.reserve(entry, others).map_err(short)?;
+            self.wait_for_memory().await?;
+            memory
+        };
         let mut spec = self
             .setup
             .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
             .map_err(|error| refused(error.message))?;
-        spec.shard = destination.shard;
+        let shards = self.link.path().shards();
+        let put_there = entry.shard.filter(|&shard| shard < shards);
+        spec.shard = destination.shard.or(put_there);
         spec.continues = destination.continues;
         let (answer, answered) = oneshot::channel();
         let stopping = || refused("the node is stopping".to_owned());
@@ -265,7 +277,7 @@ impl Node {
         Ok(())
     }
 
-    /// Open a volume on the shard that has least to do, and note what became of it.
+    /// Open a volume on the shard that it was put on, or else on that which has least to do, and note what became of it.
     pub(super) async fn open(&self, entry: &Entry, volumes: usize) -> Result<(), OpenFailure> {
         self.open_at(entry, volumes, Destination::default()).await
     }
@@ -277,10 +289,7 @@ impl Node {
         volumes: usize,
         destination: Destination,
     ) -> Result<(), OpenFailure> {
-        let attempts = match self.volumes.not_open(entry.name.as_str()) {
-            Some(NotOpen::Waiting { attempts, .. }) => attempts + 1,
-            _ => 1,
-        };
+        let before = self.volumes.not_open(entry.name.as_str());
         let opening = Opening {
             number: entry.number,
             since: Instant::now(),
@@ -300,7 +309,15 @@ impl Node {
                     .await;
                 None
             }
-            Err(failure) => Some(NotOpen::of(failure, attempts, &entry, &self.catalogue).await),
+            Err(failure) => {
+                let attempts = match before {
+                    Some(NotOpen::Waiting { kind, attempts, .. }) if kind == failure.kind => {
+                        attempts + 1
+                    }
+                    _ => 1,
+                };
+                Some(NotOpen::of(failure, attempts, &entry, &self.catalogue).await)
+            }
         };
         if result.is_ok() {
             self.catalogue.keep_after_all(&entry).await;
@@ -425,6 +442,13 @@ impl Node {
                     self.volumes.put_damaged(name, why);
                 }
                 Found::Entry(entry) => {
+                    let shards = self.link.path().shards();
+                    if let Some(shard) = entry.shard.filter(|&shard| shard >= shards) {
+                        tracing::warn!(
+                            "volume {name} was put on shard {shard}, and the data path has {shards}: it goes where least \
+                             is to do"
+                        );
+                    }
                     let since = Instant::now();
                     self.volumes.put(*entry, Some(NotOpen::Opening { since }));
                     names.push(name);

@@ -185,6 +185,7 @@ impl Volumes {
             | Failure::LocalLost
             | Failure::Gone
             | Failure::Shortage
+            | Failure::InUse
             | Failure::Refused => ErrorKind::Conflict,
         };
         let why = self.not_open(name);
