@@ -323,6 +323,7 @@ def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
             refused(daemon.cli("volume", "delete", "x", "--discard-dirty"), 1, "does not answer",
                     "hdcs volume detach")
             assert [daemon.volume(name)["phase"] for name in "vx"] == ["opening"] * 2
+            assert daemon.json("status")["volumes_opening"] == 3
             assert recorded(daemon) == before
             assert daemon.json("volume", "detach", "v", "--discard-dirty")["dirty_bytes_left"] == MIB
             detached = daemon.json("volume", "detach", "x")

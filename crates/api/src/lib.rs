@@ -957,6 +957,9 @@ pub struct Status {
     pub volumes: u64,
     /// Volumes by state.
     pub volumes_by_state: BTreeMap<String, u64>,
+    /// Volumes that are being opened: most of them for a while after a start.
+    #[serde(default)]
+    pub volumes_opening: u64,
     /// Bytes that backends do not have yet.
     pub dirty_bytes: u64,
     /// Memory.

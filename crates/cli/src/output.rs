@@ -406,6 +406,19 @@ fn shard_in_words(shard: &ShardCounters) -> String {
     )
 }
 
+/// Of fewer volumes that are being opened nobody needs to know how long that takes; and they need not be those of a start.
+const OPENING_MANY: u64 = 20;
+
+/// How many volumes are being opened, and for how long at the rate of those that the start has opened so far.
+fn opening_in_words(left: u64, all: u64, uptime_ms: u64) -> String {
+    let opened = all.saturating_sub(left);
+    if left < OPENING_MANY || opened == 0 {
+        return format!("{left} of {all}");
+    }
+    let seconds = (uptime_ms * left).div_ceil(opened * 1000);
+    format!("{left} of {all}, about {seconds} s left")
+}
+
 /// `hdcs status`.
 pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     let status: Status = client.get("/v1/status").await?;
@@ -440,6 +453,12 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
         "volumes",
         format!("{} ({})", status.volumes, by_state.join(", ")),
     );
+    if status.volumes_opening > 0 {
+        row(
+            "  opening",
+            opening_in_words(status.volumes_opening, status.volumes, status.uptime_ms),
+        );
+    }
     row("dirty", show(status.dirty_bytes));
     let memory = &status.memory;
     row(
@@ -535,4 +554,19 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_says_how_long_it_takes_once_that_can_be_told() {
+        assert_eq!(opening_in_words(1, 900, 5000), "1 of 900");
+        assert_eq!(opening_in_words(900, 900, 5000), "900 of 900");
+        assert_eq!(
+            opening_in_words(600, 900, 1500),
+            "600 of 900, about 3 s left"
+        );
+    }
 }

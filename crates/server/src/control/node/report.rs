@@ -191,6 +191,7 @@ impl Node {
     }
 
     fn status_of(&self, report: &NodeReport, views: &[Volume]) -> Status {
+        let is_opening = |volume: &&Volume| volume.phase == "opening";
         let mut volumes_by_state: BTreeMap<String, u64> = view::STATES
             .iter()
             .map(|&state| (view::state(state).to_owned(), 0))
@@ -226,6 +227,7 @@ impl Node {
             shards: report.shards.iter().map(view::shard).collect(),
             volumes: views.len() as u64,
             volumes_by_state,
+            volumes_opening: views.iter().filter(is_opening).count() as u64,
             dirty_bytes: sum(|v| v.stats.dirty_bytes),
             memory: Memory {
                 max_bytes: self.setup.node().memory_max_mib << 20,
