@@ -150,7 +150,7 @@ fn limit_files(groups: &str, second: &str, first: Option<(&str, &str)>) -> Vec<P
 }
 
 impl Config {
-    /// Choose what nobody has set. Returns what was chosen, to be said to the operator, if anything was.
+    /// Choose what nobody has set; whether it suffices for the rest says [`Self::check`]. Returns what was chosen, to be said to the operator, if anything was.
     pub fn fit(&mut self, machine: &Machine) -> Option<String> {
         let sizes = self.fit_sizes(machine);
         let shards = self.fit_shards(machine);
@@ -190,14 +190,16 @@ impl Config {
             cache: None,
             ..*machine
         };
-        let fitted = [machine, &without_cache].into_iter().find_map(|machine| {
+        let chosen = [machine, &without_cache].map(|machine| {
             let mut fitted = self.clone();
             fitted.choose(&keys, machine);
-            fitted.check().is_ok().then_some(fitted)
+            fitted
         });
-        if let Some(fitted) = fitted {
-            *self = fitted;
-        }
+        let [_, last] = &chosen;
+        // If nothing suffices, what is said of it is said of the machine's sizes.
+        let fits = |one: &&Self| one.check().is_ok();
+        let fitted = chosen.iter().chain([&*self]).find(fits);
+        *self = fitted.unwrap_or(last).clone();
         let node = &self.node;
         let chosen: Vec<String> = keys
             .iter()
@@ -437,11 +439,26 @@ mod tests {
         assert_eq!(shards("shards = \"auto\"\n", 32, 64_000), (8, true));
         assert_eq!(shards("shards = 1\n", 32, 64_000), (1, false));
         assert_eq!(shards("shards = 3\n", 2, 64_000), (3, false));
+        // The memory that is checked is what the machine has.
+        assert_eq!(shards("shards = 12\n", 2, 24_000), (12, false));
         assert_eq!(shards("shard_processor = 1\n", 32, 64_000), (1, false));
         assert_eq!(shards("", 32, 16_000), (3, true));
         // What is durable later must fit the buffers of each.
         let text = "memory_max_mib = 8192\nunpersisted_max_kib = 131072\n";
         assert_eq!(shards(text, 32, 64_000).0, 4);
+    }
+
+    #[test]
+    fn shards_that_are_too_many_for_the_machine_are_told_with_its_memory() {
+        let mut config = Config::parse("shards = 64\n", Path::new("test.toml")).unwrap();
+        config.fit(&Machine {
+            memory: 8_000,
+            free: 400_000,
+            cache: None,
+            processors: 64,
+        });
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains("`memory_max_mib` is 2000"), "{error}");
     }
 
     #[test]

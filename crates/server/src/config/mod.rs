@@ -424,7 +424,11 @@ impl Config {
                 source,
             })?;
         }
-        config.check()?;
+        config.check_relations()?;
+        // What the machine decides is checked once that is known.
+        if config.is_given("memory_max_mib") {
+            config.check_memory()?;
+        }
         Ok(config)
     }
 
@@ -453,8 +457,17 @@ impl Config {
         keys
     }
 
-    /// Check the relations between keys.
+    /// Check the relations between keys, and that the memory suffices.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_relations()?;
+        self.check_memory()
+    }
+
+    fn check_memory(&self) -> Result<(), ConfigError> {
+        budget::Budget::of(&self.node, &self.volume).map(|_| ())
+    }
+
+    fn check_relations(&self) -> Result<(), ConfigError> {
         let node = &self.node;
         let refuse = |message: String| Err(ConfigError::Relation(message));
         if (1..CACHE_MIB_MIN).contains(&node.cache_total_size_mib) {
@@ -522,9 +535,7 @@ impl Config {
                 ));
             }
         }
-        self.volume.check()?;
-        budget::Budget::of(&self.node, &self.volume)?;
-        Ok(())
+        self.volume.check()
     }
 
     /// The tables of keys for docs/REFERENCE.md.
@@ -621,7 +632,8 @@ mod tests {
     }
 
     fn refused(text: &str) -> String {
-        parse(text).expect_err(text).to_string()
+        let checked = parse(text).and_then(|config| config.check());
+        checked.expect_err(text).to_string()
     }
 
     #[test]

@@ -236,6 +236,8 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
     if let Some(chosen) = config.fit(&Machine::here(layout.root(), &layout.cache())) {
         tracing::info!("{chosen}");
     }
+    config.check()?;
+    tracing::info!("shards = {}", config.node.shards.count());
     let events = Events::open(dir.layout().root()).map_err(|source| ServeError::System {
         what: "the thread that writes events",
         source,
