@@ -365,8 +365,11 @@ on_disk! {
         tag: [u8; 16],
         /// Blocks that the spans behind the tail are written ahead of what is durable; [`SpanHeader::ahead`].
         ahead: U64,
+        /// The `sequence` that `ahead` was written with: if it is another one, a program that did not know of `ahead` has
+        /// written the block, and kept nothing to it.
+        ahead_sequence: U64,
         /// Zero.
-        reserved_b: [u8; 1792],
+        reserved_b: [u8; 1784],
         /// How many of `lost` count.
         lost_ranges: U64,
         /// Sectors whose data the log has lost, as of the tail, and of what was in the ring when it was opened: first
@@ -594,12 +597,22 @@ impl LogSuperblock {
             known_head: U64::new(0),
             tag: [0; TAG_BYTES],
             ahead: U64::new(AHEAD_BLOCKS_LEAST),
-            reserved_b: [0; 1792],
+            ahead_sequence: U64::new(0),
+            reserved_b: [0; 1784],
             lost_ranges: U64::new(0),
             lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
         };
         superblock.seal();
         superblock
+    }
+
+    /// What it names as [`Self::ahead`]; zero if that is of an earlier one.
+    pub fn named_ahead(&self) -> u64 {
+        if self.ahead_sequence == self.sequence {
+            self.ahead.get()
+        } else {
+            0
+        }
     }
 
     /// Fill in the checksum.

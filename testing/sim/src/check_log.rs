@@ -444,7 +444,8 @@ mod tests {
             known_head: 0.into(),
             tag: [0; 16],
             ahead: 0.into(),
-            reserved_b: [0; 1792],
+            ahead_sequence: 0.into(),
+            reserved_b: [0; 1784],
             lost_ranges: 0.into(),
             lost: [[0.into(); 2]; 128],
         };

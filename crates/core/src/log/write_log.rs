@@ -162,7 +162,7 @@ impl WriteLog {
             head: tail,
             durable: tail,
             tail,
-            ahead: Ahead::found(superblock.ahead.get()),
+            ahead: Ahead::found(superblock.named_ahead()),
             chain: superblock.tail_chain.get(),
             sync_points: superblock.sync_points.get(),
             sync_pending: false,

@@ -191,11 +191,13 @@ impl Handshake {
                 let permitted = Permitted::new(host, peer);
                 let work = permitted.option_work();
                 let outcome = self.take(kind, data, security, permitted, output);
-                host.charge(work);
                 self.waits = matches!(outcome, Outcome::Wait);
                 if self.waits {
+                    // It is looked at again and again, and only whether the volume is there yet.
+                    host.charge(1);
                     return Step::Blocked;
                 }
+                host.charge(work);
                 inbox.consume(OPTION_HEADER_BYTES + length);
                 outcome
             };

@@ -188,6 +188,11 @@ impl Link {
         &*self.path
     }
 
+    /// The same for a task that outlives the caller.
+    pub fn shared_path(&self) -> Arc<dyn DataPath> {
+        Arc::clone(&self.path)
+    }
+
     /// Hand a command to whom it concerns; false if the shard has ended.
     pub fn send(&self, command: Command) -> bool {
         self.path.send(command)

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use hdcs_backend::memory::Share;
 use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};
 use hdcs_server::shard::command::{
     Answer, ClosedReport, Command, SessionFactory, ShardReport, VolumeSpec,
 };
-use hdcs_server::shard::{Shards, start_all};
+use hdcs_server::shard::{ShardConfig, Shards, start_all};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, noise};
@@ -27,8 +28,12 @@ struct Group {
 
 impl Group {
     fn start(directory: &Path) -> Self {
-        let configs = (0..COUNT).map(|_| shard_config()).collect();
-        let (shards, threads) = start_all(configs).unwrap();
+        let volumes = Share::of_shards(u64::MAX, COUNT);
+        let config = |_| ShardConfig {
+            volumes: Arc::clone(&volumes),
+            ..shard_config()
+        };
+        let (shards, threads) = start_all((0..COUNT).map(config).collect()).unwrap();
         let group = Self { shards, threads };
         for shard in 0..COUNT {
             let path = socket(directory, shard);

@@ -281,7 +281,7 @@ fn clients_are_served_by_the_shard_of_their_volume() {
         let report = group.report(shard);
         assert_eq!((report.connections, report.volumes.len()), (1, 1));
         assert_eq!(report.volumes[0].connections, 1);
-        assert!(report.volumes[0].stats.dirty_bytes >= 2 << 20);
+        assert!(report.volumes[0].stats.write_bytes >= 2 << 20);
     }
     drop(there);
     group.until_connections(HOME, 0);

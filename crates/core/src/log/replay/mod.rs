@@ -377,7 +377,7 @@ impl Replay {
         self.ahead = self.cursor;
         self.limit = end_of_ring(&superblock);
         self.chain = superblock.tail_chain.get();
-        self.named_ahead = superblock.ahead.get();
+        self.named_ahead = superblock.named_ahead();
         self.known_head = superblock.known_head.get();
         if superblock.clean_head.get() != u64::MAX {
             self.known_head = self.known_head.max(superblock.clean_head.get());

@@ -104,6 +104,7 @@ impl Superblocks {
         self.lost.record(&mut self.last);
         let sequence = self.last.sequence.get() + 1;
         self.last.sequence = U64::new(sequence);
+        self.last.ahead_sequence = self.last.sequence;
         self.last.seal_with(self.keys.as_deref());
         let mut block = self
             .pool

@@ -22,10 +22,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
-        let mut superblock = LogSuperblock::new([7; 16], 99, REGION_BYTES as u64);
+    fn new(region_bytes: usize) -> Self {
+        let mut superblock = LogSuperblock::new([7; 16], 99, region_bytes as u64);
         superblock.seal();
-        let mut device = vec![0; REGION_BYTES];
+        let mut device = vec![0; region_bytes];
         device[..BLOCK_BYTES].copy_from_slice(zerocopy::IntoBytes::as_bytes(&superblock));
         let mut log = WriteLog::new(superblock, None);
         for _ in 0..2 {
@@ -49,6 +49,13 @@ impl Bench {
     }
 
     fn append(&mut self, blocks: usize) -> SpanWrite {
+        self.accept(blocks);
+        self.log.seal(NOW);
+        let span = self.log.next_write(SPANS_IN_FLIGHT_MAX);
+        span.expect("it was sealed")
+    }
+
+    fn accept(&mut self, blocks: usize) {
         let data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
         let entry = Entry {
             range: SectorRange::new(0, blocks as u64 * BLOCK_SECTORS),
@@ -60,10 +67,29 @@ impl Bench {
             held_blocks: 0,
         };
         self.log.append(NOW, entry, None);
+    }
+
+    /// Requests that become one span, which is durable.
+    fn write_span(&mut self, requests: &[usize]) {
+        for &blocks in requests {
+            assert!(self.log.has_room(blocks as u64, None));
+            assert!(!self.log.is_far_ahead(blocks as u64));
+            self.accept(blocks);
+        }
         self.log.seal(NOW);
-        self.log
-            .next_write(SPANS_IN_FLIGHT_MAX)
-            .expect("it was sealed")
+        let span = self.log.next_write(SPANS_IN_FLIGHT_MAX);
+        let span = span.expect("it was sealed");
+        self.write(&span);
+        self.end(&[span]);
+    }
+
+    /// A superblock says that the first spans are retired; where it is.
+    fn retire(&mut self, spans: usize) -> usize {
+        let tail = self.log.tail_after(spans);
+        let (offset, block) = self.log.superblock_for(&tail, false);
+        self.device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+        self.log.retire(spans).for_each(drop);
+        offset as usize
     }
 
     /// The device says that it has written these.
@@ -84,7 +110,7 @@ impl Bench {
 
     /// Open the log that is on the device: where it ends.
     fn replay(&self) -> Result<u64, OpenError> {
-        let mut replay = Replay::new([7; 16], REGION_BYTES as u64);
+        let mut replay = Replay::new([7; 16], self.device.len() as u64);
         let pool = Pool::new(8 << 20);
         let mut done = false;
         while !done {
@@ -102,7 +128,7 @@ impl Bench {
 /// After some rounds in which as much as is allowed was written at once, the device loses a span that was durable, and
 /// what was written at once with it. A crash then tears all that is written next but for the last span.
 fn loses_what_was_durable(rounds: usize, blocks: usize) {
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(REGION_BYTES);
     for _ in 0..rounds {
         let spans = bench.fill(blocks);
         for span in &spans {
@@ -137,4 +163,36 @@ fn replay_finds_what_proves_an_end_wrong_however_much_was_written_at_once() {
             loses_what_was_durable(rounds, blocks);
         }
     }
+}
+
+/// The newest superblock rots. The one before names a tail, in a log that was empty then, which the last span of the next
+/// lap covers; and that has cut off the head of the largest span of the lap before.
+#[test]
+fn replay_finds_a_later_lap_over_the_tail_of_an_older_superblock() {
+    let mut bench = Bench::new(16 << 20);
+    bench.write_span(&[200]);
+    bench.retire(1);
+    for requests in [&[100][..], &[200], &[256, 256], &[256, 100], &[10]] {
+        bench.write_span(requests);
+    }
+    let newest = bench.retire(4);
+    while bench.log.head() < bench.log.ring_blocks() {
+        bench.write_span(&[256, 256]);
+    }
+    assert_eq!(bench.replay(), Ok(bench.log.head()));
+    bench.device[newest + 100] ^= 1;
+    assert!(
+        matches!(bench.replay(), Err(OpenError::CorruptLog { .. })),
+        "{:?}",
+        bench.replay()
+    );
+}
+
+/// A program that does not know of it writes superblocks that still name what the last one of this program did.
+#[test]
+fn superblock_of_another_program_names_nothing() {
+    let mut superblock = LogSuperblock::new([7; 16], 99, REGION_BYTES as u64);
+    assert!(superblock.named_ahead() > 0);
+    superblock.sequence += 1;
+    assert_eq!(superblock.named_ahead(), 0);
 }

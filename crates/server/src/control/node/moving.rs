@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 use super::open::NotOpen;
 use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid};
 use crate::catalogue::Entry;
+use crate::control::link::DataPath;
 use crate::shard::command::Command;
 
 /// How long the requests of clients may take before a volume moves.
@@ -117,19 +118,28 @@ impl Node {
 
     /// Have the connections that wait for a volume, on whatever shard, go where that is.
     async fn say_follow(&self, number: VolumeNumber) {
-        let until = Instant::now() + COMMAND_TIME_MAX;
-        for shard in 0..self.link.path().shards() {
-            // One that is busy takes it soon; one that has ended has ended its connections.
-            while !self.link.path().is_stopping() && Instant::now() < until {
-                let (answer, answered) = oneshot::channel();
-                let follow = Command::Follow(number, answer);
-                if self.link.path().send_to(shard, follow) {
-                    // Until then the volume does not move on, so that they find it. Whether it ended does not matter.
-                    let _ = tokio::time::timeout(COMMAND_TIME_MAX, answered).await;
-                    break;
-                }
-                tokio::time::sleep(WATCH_PERIOD).await;
+        let shards = 0..self.link.path().shards();
+        let told: Vec<_> = shards
+            .map(|shard| tokio::spawn(say_follow_to(self.link.shared_path(), shard, number)))
+            .collect();
+        // Until then the volume does not move on, so that they find it. A shard that is stuck hears of it later.
+        let all = async {
+            for one in told {
+                let _ = one.await;
             }
+        };
+        let _ = tokio::time::timeout(COMMAND_TIME_MAX, all).await;
+    }
+}
+
+/// Tell one shard, however long it is busy: connections there wait for it. One that has ended has ended them.
+async fn say_follow_to(path: Arc<dyn DataPath>, shard: usize, number: VolumeNumber) {
+    while !path.is_stopping() {
+        let (answer, answered) = oneshot::channel();
+        if path.send_to(shard, Command::Follow(number, answer)) {
+            let _ = answered.await;
+            return;
         }
+        tokio::time::sleep(WATCH_PERIOD).await;
     }
 }
