@@ -162,9 +162,9 @@ settings! {
     /// Memory for what volumes need each: indexes of their write logs, local stores, maps and buffers of volumes on S3
     /// and HDFS. 0: an eighth of `memory_max_mib`, and two fifths of what is left then for the DRAM tier.
     volumes_memory_mib: u64 = 0, 0..=(1 << 20);
-    /// So much of the buffers of requests is touched at the start, all shards together and half of the buffers at most, so
-    /// that the first writes do not wait for memory. They lie in huge pages where the system gives such on request. 0:
-    /// memory is taken as it is needed.
+    /// How many MiB of the buffers of requests are touched at the start, all shards together and half of the buffers at
+    /// most, so that the first writes need not wait for the kernel to hand out memory. They lie in huge pages where the
+    /// system gives such on request. 0: none, memory is taken as it is needed.
     buffers_touched_mib: u64 = 64, 0..=1024;
     /// File or block device of the SSD tier of the read cache.
     cache_path: Option<PathBuf> = None, "`cache` in the data directory";
@@ -205,17 +205,19 @@ settings! {
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by `fdatasync` after the write, or
     /// by what is faster: as measured on each device when it is opened, and on a write log while it is used.
     log_durability: Option<Durability> = None, ();
-    /// Threads that write to the write logs and wait for the device while that was measured to be clearly faster, as on
+    /// Threads of each shard that write to the write logs and wait for the device while that was measured to be clearly faster, as on
     /// a busy processor; 0: the kernel's workers always do it.
     log_writer_threads: u64 = 2, 0..=64;
     /// Whether the threads of the data path ask for the highest priority (nice -20, which needs
     /// CAP_SYS_NICE), so that on a busy machine they never wait for the end of a time slice.
     raise_priority: bool = true, ();
     /// Threads of the data path (shards), each with volumes, buffers and a DRAM tier of its own; memory is split between
-    /// them. A volume and its clients are on one of them at a time. auto: one up to four processors that the node may use;
-    /// beyond, one for four of them, at most 8, as long as each has 1024 of `memory_max_mib`.
+    /// them. A volume and its clients are on one of them at a time. auto: one shard on up to 4 processors; on more, one for
+    /// every 4 processors, from 2 to 8, and no more than one for each 1024 of `memory_max_mib`; one if `shard_processor`
+    /// is set.
     shards: Shards = Shards::default(), ();
-    /// The processors that the data path's threads keep to, one for each of `shards`, such as "2,3".
+    /// The processors that shards keep to: the first one is shard 0's, and so on, such as [2, 3] or "2,3"; one for each
+    /// of `shards`.
     shard_processor: Processors = Processors::default(), 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS and certificates of clients.
