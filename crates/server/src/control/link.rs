@@ -100,8 +100,9 @@ impl Reports {
             return Ok(Some(report));
         }
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let asked = std::time::Instant::now();
         let reports = gather(path, deadline).await?;
-        let Some(report) = NodeReport::of(reports) else {
+        let Some(report) = NodeReport::of(asked, reports) else {
             return Ok(None);
         };
         for part in &report.shards {
