@@ -27,6 +27,7 @@ const BACKEND_RULES: &[&str] = &[
     "backend-incomplete",
     "read-stale",
     "policy-early-ack",
+    "policy-flush",
 ];
 
 #[test]

@@ -156,8 +156,12 @@ impl Ledger {
 
     /// What nobody has or may be using.
     fn spare(&self) -> u64 {
+        self.cap.saturating_sub(self.bounds())
+    }
+
+    fn bounds(&self) -> u64 {
         let bounds = self.shards.iter().map(|account| account.bound);
-        self.cap.saturating_sub(bounds.fold(0, u64::saturating_add))
+        bounds.fold(0, u64::saturating_add)
     }
 
     /// Take from those who have more than the even part until parts are within the cap.
@@ -200,14 +204,16 @@ impl Ledger {
     fn give(&mut self, up_to: impl Fn(&Account) -> u64, also_own: bool) {
         for shard in 0..self.shards.len() {
             let spare = self.spare();
+            let others = self.bounds().saturating_sub(self.shards[shard].bound);
             let account = &mut self.shards[shard];
-            let had = if also_own {
-                account.bound - account.part
+            let room = if also_own {
+                // What it uses beyond its budget, as a replay may, was never its own.
+                (self.cap.saturating_sub(others)).saturating_sub(account.part)
             } else {
-                0
+                spare
             };
             let more = up_to(account).saturating_sub(account.part);
-            account.give(more.min(spare.saturating_add(had)));
+            account.give(more.min(room));
         }
     }
 
@@ -278,6 +284,19 @@ impl IndexPart {
 mod tests {
     use super::*;
     use crate::log::budget::Share;
+
+    /// A replay may use more than its shard has; that does not become its part.
+    #[test]
+    fn what_a_replay_uses_beyond_its_budget_is_no_part_of_it() {
+        let cap = IndexCap::new(CAP, 2);
+        cap.settle(1, 700);
+        cap.settle(0, 100);
+        assert_eq!(parts(&cap), [1200, 2800]);
+        cap.settle(0, 1900);
+        assert!(sum(&cap) <= CAP, "{:?}", parts(&cap));
+        // The other one has not let go of anything yet.
+        assert!(cap.part(0) <= CAP - cap.bound(1), "{:?}", parts(&cap));
+    }
 
     const CAP: u64 = 4000;
 
