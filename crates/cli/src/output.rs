@@ -169,12 +169,7 @@ pub fn volume(volume: &Volume) {
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());
     if let Some(shard) = volume.shard {
-        let set = match volume.shard_set {
-            Some(set) if set == shard => " (set for this volume)".to_owned(),
-            Some(set) => format!(" ({set} is set for this volume)"),
-            None => String::new(),
-        };
-        row("shard", format!("{shard}{set}"));
+        row("shard", shard.to_string());
     }
     if let Some(c) = &volume.counters {
         row(

@@ -189,7 +189,7 @@ impl Shard {
             return refuse(answer, "it is open already".to_owned());
         }
         if self.stopping.is_some() {
-            return tell(answer, Err(OpenFailure::new(Failure::Stopping, STOPPING)));
+            return refuse(answer, STOPPING.to_owned());
         }
         if let Some(why) = self.state.closed_volumes.hindrance(&spec) {
             return refuse(answer, why.to_owned());
@@ -540,7 +540,7 @@ impl Shard {
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {
-                let stopping = OpenFailure::new(Failure::Stopping, STOPPING);
+                let stopping = OpenFailure::new(Failure::Refused, STOPPING);
                 tell(answer, Err(stopping));
             }
         }
