@@ -200,7 +200,7 @@ impl Destaging {
         self.target.is_some()
             || from.close == Some(true)
             || from.direct.path().is_draining()
-            || from.writes.waiting() > 0
+            || from.writes.waits_for_room(from.log.get())
     }
 
     /// Whether a generation should be taken up now.

@@ -80,6 +80,13 @@ impl Writes {
         self.admission.len()
     }
 
+    /// Whether one of them waits for room, which destage makes, and not only until more is durable.
+    pub(super) fn waits_for_room(&self, log: &WriteLog) -> bool {
+        self.admission
+            .front()
+            .is_some_and(|pending| !log.is_far_ahead(data_blocks(&pending.request)))
+    }
+
     /// Something has become durable now, or is found to be.
     pub(super) fn note_durable(&mut self, now: Nanos) {
         self.durable_since = now;
@@ -199,10 +206,7 @@ impl Writes {
 
     fn admission(&self, now: Nanos, request: &Request, room: &Room<'_>) -> Admission {
         let log = room.log.get();
-        let data_blocks = match request {
-            Request::Write { range, .. } => range.block_count(),
-            _ => 0,
-        };
+        let data_blocks = data_blocks(request);
         if room.log.is_given_up() {
             return Admission::Full;
         }
@@ -663,6 +667,14 @@ impl Volume {
             .into_iter()
             .flatten()
             .min()
+    }
+}
+
+/// Blocks of data that a request brings.
+fn data_blocks(request: &Request) -> u64 {
+    match request {
+        Request::Write { range, .. } => range.block_count(),
+        _ => 0,
     }
 }
 
