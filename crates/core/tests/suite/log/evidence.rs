@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::OpenError;
-use hdcs_core::base::io::{Completion, Done, Nanos, RequestId, SectorRange};
+use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX, SPANS_IN_FLIGHT_MAX,
 };
 use hdcs_core::format::{EntryKind, LogSuperblock};
 use hdcs_core::log::replay::{Found, Replay};
 use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog};
-use hdcs_core::volume::{Event, Persist};
-use hdcs_kit::volume::World;
 
 const NOW: Nanos = Nanos(1);
 const REGION_BYTES: usize = 256 << 20;
@@ -197,29 +195,4 @@ fn superblock_of_another_program_names_nothing() {
     assert!(superblock.named_ahead() > 0);
     superblock.sequence += 1;
     assert_eq!(superblock.named_ahead(), 0);
-}
-
-/// A write that waits for nothing but that more is durable needs no room: nothing is destaged for it.
-#[test]
-fn write_that_waits_for_durability_leaves_the_log_as_it_is() {
-    let mut world = World::new(Persist::OnWrite);
-    world.log_silent = Some(Vec::new());
-    for (id, bytes) in [(1, 64 << 10), (2, 1 << 20)] {
-        let request = world.write_request(id * 2048, &vec![7; bytes], false);
-        let id = RequestId(id);
-        world.step(Event::Request { id, request });
-        world.now = world.now.plus(Nanos::from_millis(1));
-        world.step(Event::Poll);
-    }
-    assert_eq!(world.volume.stats(world.now).throttled_requests, 1);
-    while world.replies.len() < 2 {
-        let spans = world.log_silent.replace(Vec::new());
-        for token in spans.expect("it is silent") {
-            let result = Ok(Done::Written);
-            world.step(Event::Completed(Completion { token, result }));
-        }
-        world.now = world.now.plus(Nanos::from_millis(1));
-        world.step(Event::Poll);
-    }
-    assert_eq!(world.backend_writes, 0);
 }
