@@ -64,6 +64,8 @@ pub struct Load {
     pub bytes_max: Option<u64>,
     /// Stop after so many seconds; `None`: when the range has been covered once.
     pub seconds: Option<u32>,
+    /// Each write durable when it ends (`O_DSYNC`), of a file.
+    pub durable: bool,
     /// As a thread of fio's instead of a process: see the module.
     pub thread: bool,
     /// Seed of offsets and data.
@@ -117,6 +119,7 @@ impl Load {
             span_bytes,
             bytes_max: None,
             seconds: None,
+            durable: false,
             thread: false,
             seed: 1,
         }
@@ -183,6 +186,9 @@ impl Load {
         option("runtime", self.seconds.map(|seconds| seconds.to_string()));
         if self.seconds.is_some() && self.bytes_max.is_none() {
             arguments.push("--time_based".into());
+        }
+        if self.durable {
+            arguments.push("--sync=dsync".into());
         }
         if self.thread {
             arguments.push("--thread".into());

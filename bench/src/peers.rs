@@ -31,7 +31,7 @@ pub struct Sizes {
     /// Logs that take a whole run of writes, so that the run measures the log and not the destage; that is what
     /// `sustained` and `steady` are for.
     log_bytes: u64,
-    /// Writes of one run at most: with those that warm up, below the share of the log at which writes are slowed.
+    /// Writes of one run at most: with those that warm up, below the share of the log at which destage begins.
     written_bytes_max: u64,
     /// Each of four volumes that are written at once, and its log.
     four_disk_bytes: u64,
@@ -48,7 +48,7 @@ impl Sizes {
         miss_disk_bytes: 8 << 30,
         hit_span_bytes: 1 << 30,
         log_bytes: 2 << 30,
-        written_bytes_max: 1 << 30,
+        written_bytes_max: 768 << 20,
         four_disk_bytes: 512 << 20,
         four_log_bytes: 1 << 30,
         sustained_disk_bytes: 1 << 30,
@@ -60,7 +60,7 @@ impl Sizes {
         miss_disk_bytes: 1 << 30,
         hit_span_bytes: 256 << 20,
         log_bytes: 2 << 30,
-        written_bytes_max: 1 << 30,
+        written_bytes_max: 768 << 20,
         four_disk_bytes: 256 << 20,
         four_log_bytes: 512 << 20,
         sustained_disk_bytes: 256 << 20,
@@ -117,6 +117,8 @@ impl Place {
 pub enum Peer {
     /// fio on a file with io_uring: what the device can do, not durable.
     Device,
+    /// The same with each write durable (`O_DSYNC`): what the device can do of what a write log promises.
+    DeviceDurable,
     /// nbdkit's memory plugin: what NBD can do without storing anything.
     Nbdkit,
     /// qemu-nbd on a raw file, cache=none, io_uring.
@@ -141,8 +143,9 @@ pub enum Peer {
 
 impl Peer {
     /// All of them, in the order of the tables.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Device,
+        Self::DeviceDurable,
         Self::Nbdkit,
         Self::Qemu,
         Self::OnWrite,
@@ -159,6 +162,7 @@ impl Peer {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
+            Self::DeviceDurable => "device-durable",
             Self::Nbdkit => "nbdkit-memory",
             Self::Qemu => "qemu-nbd",
             Self::OnWrite => "hdcs-on-write",
@@ -174,7 +178,10 @@ impl Peer {
 
     /// Whether it is a face of HDCS.
     pub const fn is_hdcs(self) -> bool {
-        !matches!(self, Self::Device | Self::Nbdkit | Self::Qemu)
+        !matches!(
+            self,
+            Self::Device | Self::DeviceDurable | Self::Nbdkit | Self::Qemu
+        )
     }
 
     /// Whether it is measured under a profile there.
@@ -389,7 +396,7 @@ impl<'a> Peers<'a> {
             Peer::SsdHit | Peer::Miss => self.small.as_ref(),
             Peer::OnWrite | Peer::OnFlush | Peer::DramHit | Peer::Four => self.node.as_ref(),
             Peer::Sustained | Peer::SustainedMemory => self.sustained.as_ref(),
-            Peer::Device | Peer::Nbdkit | Peer::Qemu => None,
+            Peer::Device | Peer::DeviceDurable | Peer::Nbdkit | Peer::Qemu => None,
         }
     }
 
@@ -415,7 +422,7 @@ impl<'a> Peers<'a> {
             export: String::new(),
         };
         Ok(match peer {
-            Peer::Device => Target::File(self.lab.path("device.img")),
+            Peer::Device | Peer::DeviceDurable => Target::File(self.lab.path("device.img")),
             Peer::Nbdkit => nbd("nbdkit.sock"),
             Peer::Qemu => nbd("qemu.sock"),
             _ => self
@@ -433,7 +440,7 @@ impl<'a> Peers<'a> {
     /// CPU time and memory of a peer's server; none for the device.
     pub fn usage(&self, peer: Peer) -> Result<Usage> {
         match peer {
-            Peer::Device => Ok(Usage::default()),
+            Peer::Device | Peer::DeviceDurable => Ok(Usage::default()),
             Peer::Nbdkit => self.nbdkit.as_ref().context("nbdkit is not up")?.usage(),
             Peer::Qemu => self.qemu.as_ref().context("qemu-nbd is not up")?.usage(),
             _ => self.node_of(peer).context("its node is not up")?.usage(),
@@ -459,6 +466,7 @@ impl<'a> Peers<'a> {
             seconds: Some(seconds),
             seed,
             span_bytes: sizes.disk_bytes,
+            durable: peer == Peer::DeviceDurable,
             ..profile.load.clone()
         };
         if profile.overruns() {
@@ -471,7 +479,7 @@ impl<'a> Peers<'a> {
             load.bytes_max = Some(MISSES_MAX * load.block_bytes);
         } else if peer == Peer::Four {
             load.span_bytes = sizes.four_disk_bytes;
-            load.bytes_max = Some(sizes.four_log_bytes / 2);
+            load.bytes_max = Some(sizes.four_log_bytes / 8 * 3);
         } else if profile.reads() {
             load.span_bytes = sizes.hit_span_bytes;
         } else {

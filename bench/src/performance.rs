@@ -171,16 +171,16 @@ fn ratios(out: &mut String, findings: &Findings) {
     let [disk, memory] = Place::ALL.map(|place| rows::rows(findings, place));
     out.push_str(
         "## Ratios\n\nBelow *in memory* logs, backends and the cache device lie on tmpfs: no device is in the way, and \
-         what is left is the\nprocessor.\n\n| what | better | on the disk | in memory |\n|---|---|---|---|\n",
+         what is left is the\nprocessor.\n\n| what | wanted | on the disk | in memory |\n|---|---|---|---|\n",
     );
     let both = || disk.iter().zip(&memory);
     for (on_disk, in_memory) in both() {
-        let better = if on_disk.more { "more" } else { "less" };
+        let (sign, [must, _]) = (if on_disk.more { "≥" } else { "≤" }, on_disk.wanted);
         let [on_disk_cell, in_memory_cell] =
             [on_disk, in_memory].map(|row: &Row| cell(row.spread(), 2));
         let _ = writeln!(
             out,
-            "| {} | {better} | {on_disk_cell} | {in_memory_cell} |",
+            "| {} | {sign} {must} | {on_disk_cell} | {in_memory_cell} |",
             on_disk.what
         );
     }
@@ -377,7 +377,7 @@ mod tests {
     fn document_has_median_least_and_most_and_what_was_repeated() {
         let text = render(&findings(), "a machine");
         assert!(text.contains(
-            "| 4k randwrite QD32, on-write / qemu-nbd raw, IOPS | more | 2.00 (1.00–3.00) |  |"
+            "| 4k randwrite QD32, on-write / qemu-nbd raw, IOPS | ≥ 1.8 | 2.00 (1.00–3.00) |  |"
         ));
         assert!(text.contains("| disk | randwrite-qd32 | hdcs-on-write | 200 (100–300) |"));
         assert!(text.contains("| memory | randwrite-qd32 | hdcs-on-write | 900 (900–900) |"));
@@ -396,7 +396,7 @@ mod tests {
         });
         assert_eq!(all.durable_write_us, [(2, 7.0)]);
         let text = render(&all, "a machine");
-        assert!(text.contains("qemu-nbd raw, IOPS | more | 2.00 (1.00–3.00) |"));
+        assert!(text.contains("qemu-nbd raw, IOPS | ≥ 1.8 | 2.00 (1.00–3.00) |"));
         assert!(text.contains("| disk | randwrite-qd32 | qemu-nbd | 100 (1–100) |"));
     }
 

@@ -37,6 +37,7 @@ pub struct Series {
 fn colour(peer: Peer) -> &'static str {
     match peer {
         Peer::Device => "#999999",
+        Peer::DeviceDurable => "#616161",
         Peer::Nbdkit => "#c8a25a",
         Peer::Qemu => "#8d6e63",
         Peer::OnWrite | Peer::DramHit | Peer::Sustained => "#1565c0",

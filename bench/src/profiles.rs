@@ -38,6 +38,7 @@ pub const SUSTAINED: &str = "sustained";
 
 const SERVERS_AND_DEVICE: &[Peer] = &[
     Peer::Device,
+    Peer::DeviceDurable,
     Peer::Nbdkit,
     Peer::Qemu,
     Peer::OnWrite,
@@ -125,6 +126,7 @@ pub fn all() -> Vec<Profile> {
             "64k random write, depth 16",
             &[
                 Peer::Device,
+                Peer::DeviceDurable,
                 Peer::Nbdkit,
                 Peer::Qemu,
                 Peer::OnWrite,

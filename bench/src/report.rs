@@ -8,7 +8,7 @@ use crate::cost::Cost;
 use crate::peers::{Peer, Place};
 use crate::performance;
 use crate::profiles::{self, Profile};
-use crate::rows::{self, spread};
+use crate::rows::{self, Row, spread};
 
 impl Findings {
     fn samples_of(&self, profile: &str, peer: Peer, place: Place) -> impl Iterator<Item = &Sample> {
@@ -17,62 +17,15 @@ impl Findings {
             .filter(move |s| s.profile == profile && s.peer == peer.name() && s.place == place)
     }
 
-    /// Median over the repetitions of a ratio of [`rows`], on the disk.
-    fn ratio(&self, key: &str) -> Option<f64> {
-        let rows = rows::rows(self, Place::Disk);
-        let row = rows.into_iter().find(|row| row.key == key)?;
-        Some(row.spread()?[0])
-    }
-
     fn bars(&self) -> Vec<Bar> {
         let steady = |value: fn(&crate::steady::Steady) -> f64| {
             (!self.steady.is_empty()).then(|| median(self.steady.iter().map(value)))
         };
         let replay = (!self.replay.is_empty())
             .then(|| median(self.replay.iter().map(|r| r.restart_seconds)));
-        vec![
-            Bar::at_least(
-                "randwrite QD32 on-write / qemu-nbd, IOPS",
-                self.ratio("write-qemu"),
-                2.0,
-                None,
-            ),
-            Bar::at_least(
-                "randwrite QD32 on-write / device floor, IOPS",
-                self.ratio("write-device"),
-                0.7,
-                Some(1.0),
-            ),
-            Bar::at_most(
-                "randwrite QD1 on-write / (nbdkit + durable write), latency",
-                self.ratio("write-one"),
-                1.5,
-                Some(1.2),
-            ),
-            Bar::at_least(
-                "randread QD32 DRAM hit / nbdkit, IOPS",
-                self.ratio("dram"),
-                0.9,
-                Some(1.2),
-            ),
-            Bar::at_least(
-                "randread QD32 SSD hit / device floor, IOPS",
-                self.ratio("ssd"),
-                0.7,
-                Some(0.9),
-            ),
-            Bar::at_most(
-                "randwrite QD32 on-write / nbdkit, server CPU",
-                self.ratio("write-cpu"),
-                2.0,
-                Some(1.2),
-            ),
-            Bar::at_most(
-                "randread QD32 DRAM hit / nbdkit, server CPU",
-                self.ratio("dram-cpu"),
-                1.3,
-                Some(0.8),
-            ),
+        let of_rows = rows::rows(self, Place::Disk);
+        let mut bars: Vec<Bar> = of_rows.iter().map(Row::bar).collect();
+        bars.extend([
             Bar::at_least(
                 "steady state: slowest second / mean",
                 steady(|s| s.slowest_ratio),
@@ -86,7 +39,8 @@ impl Findings {
                 None,
             ),
             Bar::at_most("replay of a full 1 GiB log, seconds", replay, 2.0, None),
-        ]
+        ]);
+        bars
     }
 }
 

@@ -3,7 +3,7 @@
 //! A ratio is formed within a repetition; of those of all repetitions the median counts, and the least and the most say
 //! how far to trust it.
 
-use crate::bars::median;
+use crate::bars::{Bar, median};
 use crate::compare::{Findings, Sample};
 use crate::peers::{Peer, Place};
 
@@ -16,6 +16,8 @@ pub struct Row {
     pub what: &'static str,
     /// Whether more is better.
     pub more: bool,
+    /// What it has to reach, and what would be better.
+    pub wanted: [f64; 2],
     /// The ratio in each repetition.
     pub ratios: Vec<f64>,
 }
@@ -64,6 +66,18 @@ impl Row {
     /// Median, least and most; none if it was not run.
     pub fn spread(&self) -> Option<[f64; 3]> {
         spread(self.ratios.iter().copied())
+    }
+
+    /// Its median beside what is wanted.
+    pub fn bar(&self) -> Bar {
+        let [must, aim] = self.wanted;
+        Bar {
+            what: self.what.to_owned(),
+            measured: self.spread().map(|[middle, ..]| middle),
+            must,
+            aim: Some(aim),
+            more: self.more,
+        }
     }
 
     /// What limits it, if somebody has said so.
@@ -142,144 +156,162 @@ impl Table<'_> {
 /// All rows, as measured in one place.
 pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
     use Peer::{
-        Device, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained, SustainedMemory,
+        Device, DeviceDurable, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained,
+        SustainedMemory,
     };
     let table = Table { findings, place };
     let (one, deep, thread) = ("randwrite-qd1", "randwrite-qd32", "randwrite-qd32-thread");
     let (read, paced, sustained) = ("randread-qd32", "rate4000-sync32", "sustained");
     let (large1, large16) = ("write64k-qd1", "write64k-qd16");
     let same = |profile, ours, theirs, value| table.by((profile, ours), (profile, theirs), value);
-    let row = |key, what, more, ratios| Row {
+    let at_least = |key, what, wanted, ratios| Row {
         key,
         what,
-        more,
+        more: true,
+        wanted,
         ratios,
     };
+    let at_most = |key, what, wanted, ratios| Row {
+        more: false,
+        ..at_least(key, what, wanted, ratios)
+    };
     vec![
-        row(
+        at_least(
             "write-device",
             "4k randwrite QD32, on-write / device, IOPS",
-            true,
+            [0.95, 1.3],
             same(deep, OnWrite, Device, IOPS),
         ),
-        row(
+        at_least(
+            "write-durable",
+            "4k randwrite QD32, on-write / device, each write durable, IOPS",
+            [1.0, 1.2],
+            same(deep, OnWrite, DeviceDurable, IOPS),
+        ),
+        at_least(
             "write-qemu",
             "4k randwrite QD32, on-write / qemu-nbd raw, IOPS",
-            true,
+            [1.8, 2.5],
             same(deep, OnWrite, Qemu, IOPS),
         ),
-        row(
+        at_least(
             "write-thread",
             "4k randwrite QD32, on-write, fio --thread / as a process, IOPS",
-            true,
+            [0.9, 1.0],
             table.by((thread, OnWrite), (deep, OnWrite), IOPS),
         ),
-        row(
+        at_most(
             "write-p99",
             "4k randwrite QD32, on-write / device, p99",
-            false,
+            [2.0, 1.2],
             same(deep, OnWrite, Device, P99),
         ),
-        row(
+        at_most(
             "write-cpu",
             "4k randwrite QD32, on-write / nbdkit memory, server CPU",
-            false,
+            [1.25, 0.9],
             same(deep, OnWrite, Nbdkit, CPU),
         ),
-        row(
+        at_most(
             "write-one",
             "4k randwrite QD1, on-write / (nbdkit + durable write by fio), latency",
-            false,
+            [0.97, 0.8],
             table.by_durable_write((one, OnWrite), Some((one, Nbdkit))),
         ),
-        row(
+        at_most(
             "write-one-cpu",
             "4k randwrite QD1, on-write / nbdkit memory, server CPU",
-            false,
+            [1.6, 1.1],
             same(one, OnWrite, Nbdkit, CPU),
         ),
-        row(
+        at_most(
             "paced",
             "4000 writes a second, sync every 32, on-write / durable write by fio, mean",
-            false,
+            [1.3, 1.1],
             table.by_durable_write((paced, OnWrite), None),
         ),
-        row(
+        at_most(
             "paced-tail",
             "4000 writes a second, sync every 32, on-write / device, p99.99",
-            false,
+            [1.5, 1.0],
             same(paced, OnWrite, Device, P9999),
         ),
-        row(
+        at_least(
             "sustained-qemu",
             "sustained 4k randwrite QD32, file backend / qemu-nbd raw, IOPS",
-            true,
+            [1.0, 1.5],
             same(sustained, Sustained, Qemu, IOPS),
         ),
-        row(
+        at_most(
             "sustained-p50",
             "sustained 4k randwrite QD32, file backend / burst, p50",
-            false,
+            [1.5, 1.2],
             table.by((sustained, Sustained), (deep, OnWrite), P50),
         ),
-        row(
+        at_least(
             "sustained-memory",
             "sustained 4k randwrite QD32, backend in memory / burst, IOPS",
-            true,
+            [0.7, 0.85],
             table.by((sustained, SustainedMemory), (deep, OnWrite), IOPS),
         ),
-        row(
+        at_least(
             "flush-nbdkit",
             "4k randwrite QD32, on-flush / nbdkit memory, IOPS",
-            true,
+            [1.1, 1.25],
             same(deep, OnFlush, Nbdkit, IOPS),
         ),
-        row(
+        at_least(
             "large-device",
             "64k randwrite QD16, on-write / device, IOPS",
-            true,
+            [0.85, 1.0],
             same(large16, OnWrite, Device, IOPS),
         ),
-        row(
+        at_least(
+            "large-durable",
+            "64k randwrite QD16, on-write / device, each write durable, IOPS",
+            [1.0, 1.2],
+            same(large16, OnWrite, DeviceDurable, IOPS),
+        ),
+        at_least(
             "large-flush",
             "64k randwrite QD16, on-flush / on-write, IOPS",
-            true,
+            [1.0, 1.2],
             same(large16, OnFlush, OnWrite, IOPS),
         ),
-        row(
+        at_least(
             "dram",
             "4k randread QD32, DRAM hit / nbdkit memory, IOPS",
-            true,
+            [1.15, 1.3],
             same(read, DramHit, Nbdkit, IOPS),
         ),
-        row(
+        at_most(
             "dram-cpu",
             "4k randread QD32, DRAM hit / nbdkit memory, server CPU",
-            false,
+            [0.75, 0.6],
             same(read, DramHit, Nbdkit, CPU),
         ),
-        row(
+        at_least(
             "ssd",
             "4k randread QD32, SSD hit / device, IOPS",
-            true,
+            [0.8, 0.95],
             same(read, SsdHit, Device, IOPS),
         ),
-        row(
+        at_most(
             "ssd-cpu",
             "4k randread QD32, SSD hit / nbdkit memory, server CPU",
-            false,
+            [1.3, 1.0],
             same(read, SsdHit, Nbdkit, CPU),
         ),
-        row(
+        at_least(
             "four-one",
             "64k randwrite QD1 each, four volumes / one, IOPS",
-            true,
+            [2.4, 2.5],
             same(large1, Four, OnWrite, IOPS),
         ),
-        row(
+        at_least(
             "four-deep",
             "64k randwrite QD16 each, four volumes / one, IOPS",
-            true,
+            [1.8, 2.2],
             same(large16, Four, OnWrite, IOPS),
         ),
     ]

@@ -105,6 +105,8 @@ pub struct SpanWrite {
     pub offset: u64,
     /// Control part and data.
     pub data: Vec<Buf>,
+    /// Entries of clients' in it.
+    pub entries: u64,
 }
 
 /// The write log of one open volume.
@@ -523,6 +525,7 @@ impl WriteLog {
             end: flight.end,
             offset: flight.offset,
             data: core::mem::take(&mut flight.blocks),
+            entries: flight.entries,
         })
     }
 

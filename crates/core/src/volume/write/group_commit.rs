@@ -29,6 +29,7 @@ use spans_at_once::SpansAtOnce;
 
 use super::durable_ways::{DurableWays, Took};
 use crate::base::io::{DurableWay, Nanos};
+use crate::base::limits::BLOCK_BYTES;
 
 /// A span of so many bytes is large: its transfer takes as long as making it durable.
 const LARGE_SPAN_BYTES: usize = 256 << 10;
@@ -46,6 +47,8 @@ const DEAF_SHARE: u64 = 4;
 const DEAF_MIN: Nanos = Nanos::from_micros(10);
 /// A client is not heard for so long at most.
 const DEAF_MAX: Nanos = Nanos::from_micros(200);
+/// Clients whose writes are as large as this on average are heard at all times.
+const HEARD_WRITE_BYTES: u64 = 8 << 10;
 
 /// A smoothed time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,6 +103,8 @@ pub(super) struct GroupCommit {
     /// Requests that were answered and that no other one has followed, and when the last ones were.
     answered: usize,
     answered_at: Nanos,
+    /// What one of the last span's writes took on average.
+    write_bytes: u64,
 }
 
 impl GroupCommit {
@@ -113,8 +118,16 @@ impl GroupCommit {
         self.ways.usual()
     }
 
-    /// The write of the span of so many bytes that ends at `end` begins. Returns how it is to be made durable.
-    pub(super) fn begun(&mut self, now: Nanos, end: u64, bytes: usize) -> Option<DurableWay> {
+    /// The write of the span of so many bytes and writes that ends at `end` begins. Returns how it is to be made durable.
+    pub(super) fn begun(
+        &mut self,
+        now: Nanos,
+        end: u64,
+        bytes: usize,
+        writes: u64,
+    ) -> Option<DurableWay> {
+        // Beside a control block.
+        self.write_bytes = bytes.saturating_sub(BLOCK_BYTES) as u64 / writes.max(1);
         self.at_once.begun(now);
         let is_alone = self.flights.is_empty();
         for other in &mut self.flights {
@@ -215,8 +228,12 @@ impl GroupCommit {
     }
 
     /// How long clients with much under way need not be heard, while a span is being written: their requests go out with
-    /// the next one, and a wakeup for each costs more than they do.
+    /// the next one, and a wakeup for each costs more than they do. Large ones are received at once: a socket holds three
+    /// of 64 KiB, so their client could not go on sending meanwhile, and the copy of one costs more than the wakeup.
     pub(super) fn deaf_time(&self) -> Nanos {
+        if self.write_bytes >= HEARD_WRITE_BYTES {
+            return Nanos(0);
+        }
         let time = Nanos(self.durable().0 / DEAF_SHARE);
         if time < DEAF_MIN {
             Nanos(0)
@@ -241,7 +258,7 @@ mod tests {
         let mut group = GroupCommit::default();
         for end in 0..64 {
             let begun = Nanos(end * 1_000_000);
-            group.begun(begun, end, 8192);
+            group.begun(begun, end, 8192, 1);
             group.ended(begun.plus(durable), end);
         }
         group.answered(at(1_000_000), answered);
@@ -310,13 +327,22 @@ mod tests {
     }
 
     #[test]
+    fn clients_whose_writes_are_large_are_heard_at_all_times() {
+        let mut group = measured(at(100), 16);
+        group.begun(at(2_000_000), 100, 264 << 10, 4);
+        assert_eq!(group.deaf_time(), Nanos(0));
+        group.begun(at(2_000_100), 101, 260 << 10, 64);
+        assert_eq!(group.deaf_time(), at(25));
+    }
+
+    #[test]
     fn a_moment_in_which_the_device_hangs_is_soon_forgotten() {
         let mut group = measured(at(100), 0);
-        group.begun(at(2_000_000), 100, 8192);
+        group.begun(at(2_000_000), 100, 8192, 1);
         group.ended(at(2_350_000), 100);
         assert!(group.durable() <= at(150), "{:?}", group.durable());
         for end in 101..133 {
-            group.begun(Nanos(0), end, 8192);
+            group.begun(Nanos(0), end, 8192, 1);
             group.ended(at(100), end);
         }
         assert!(group.durable() <= at(110), "{:?}", group.durable());
