@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import struct
 import subprocess
 import threading
@@ -10,7 +11,7 @@ import time
 import nbd
 import pytest
 
-from daemon import Daemon, hdcs, refused
+from daemon import Daemon, hdcs, refused, samples
 from programs import CLIENT_SECONDS, MIB, run
 from tls_daemon import TlsDaemon, tls_sh
 
@@ -159,7 +160,14 @@ def test_move_says_what_is_wrong(tmp_path):
         at = shard_of(daemon, "v")
         refused(daemon.cli("volume", "set", "v", "--shard", "3"), 2, "there is no shard 3", "0 to 2")
         refused(daemon.cli("volume", "set", "w", "--shard", "0"), 1, "no volume w")
-        refused(daemon.cli("volume", "set", "v", "--shard", "x"), 2, "--shard")
+        takes = "`--shard` takes the number of a shard, from 0, or `auto`"
+        for wrong in ("x", "-1", "1.5", ""):
+            refused(daemon.cli("volume", "set", "v", "--shard", wrong), 2, takes)
+        refused(daemon.cli("volume", "set", "v", "shard=1"), 2, "shard is no setting: use `--shard 1`")
+        refused(daemon.cli("volume", "set", "v", "shard=default"), 2, "shard is no setting: use `--shard auto`")
+        for wrong in (-1, "some", None, [1]):
+            status, answer = daemon.api("PATCH", "/v1/volumes/v", json.dumps({"settings": {}, "shard": wrong}))
+            assert status == (400 if wrong is not None else 200), answer
         refused(daemon.cli("volume", "set", "v"), 2, "required")
         assert shard_of(daemon, "v") == at
         move(daemon, "v", at)
@@ -174,6 +182,105 @@ def test_move_of_a_node_with_one_shard_is_refused(tmp_path):
         daemon.create("v")
         refused(daemon.cli("volume", "set", "v", "--shard", "1"), 2, "only shard 0", "`shards`")
         daemon.ok("volume", "set", "v", "--shard", "0")
+        assert "0 (set for this volume)" in daemon.ok("volume", "show", "v")
+        daemon.ok("volume", "set", "v", "--shard", "auto")
+        assert daemon.volume("v")["shard"] is None
+
+
+def test_volume_that_moves_is_shown_as_it_was_before(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", "--set", "destage_age_max_ms=600000", size="64M")
+        # Enough in its log that the replay takes its time.
+        daemon.write("v", b"v" * (40 * MIB))
+        ended = threading.Event()
+        states, phases, wrong = set(), set(), []
+
+        def look():
+            while not ended.is_set():
+                page = samples(daemon.api("GET", "/metrics")[1])
+                states.update(key for key, value in page.items() if key.startswith("hdcs_volume_state{") and value == 1)
+                volume, = json.loads(daemon.api("GET", "/v1/volumes")[1])
+                phases.add(volume["phase"])
+                status = json.loads(daemon.api("GET", "/v1/status")[1])
+                counters = volume["counters"]
+                if not counters or not counters["dirty_bytes"] or not counters["log_ring_bytes"]:
+                    wrong.append(volume)
+                if volume["reason"] or status["problems"] or not status["dirty_bytes"]:
+                    wrong.append((volume["reason"], status["problems"], status["dirty_bytes"]))
+
+        def load():
+            client = daemon.nbd("v")
+            while not ended.is_set():
+                client.pwrite(b"w" * 4096, 0)
+                client.flush()
+
+        threads = [threading.Thread(target=run) for run in (look, look, load)]
+        for thread in threads:
+            thread.start()
+        moves = 0
+        # Until somebody has seen it move.
+        deadline = time.monotonic() + CLIENT_SECONDS
+        while moves < 9 or "moving" not in phases:
+            assert time.monotonic() < deadline
+            move(daemon, "v", moves % 3)
+            moves += 1
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong[:3]
+        assert phases == {"open", "moving"}
+        assert len(states) == 1 and "healthy" in states.pop()
+        seen = [event for event in daemon.json("events") if event["kind"] == "state"]
+        assert all("error" not in json.dumps(event) for event in seen), seen
+
+
+def test_flush_of_a_volume_that_moves_is_refused_as_all_else_is(tmp_path):
+    url = f"file:{tmp_path / 'image'}?delay_us=3000000"
+    (tmp_path / "image").write_bytes(b"x" * (16 * MIB))
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", "--backend", url)
+        client = daemon.nbd("v")
+        buffer = nbd.Buffer(4096)
+        cookie = client.aio_pread(buffer, 0)
+        client.poll(100)
+        moving = threading.Thread(target=move, args=(daemon, "v", (shard_of(daemon, "v") + 1) % 3))
+        moving.start()
+        daemon.until(lambda: daemon.volume("v")["phase"] == "moving")
+        said = "volume v: it is being moved: wait until that has ended"
+        for command in (["flush", "v"], ["set", "v", "qos_weight=2"], ["promote", "v"], ["resize", "v", "32M"]):
+            refused(daemon.cli("volume", *command), 1, said)
+        while not client.aio_command_completed(cookie):
+            client.poll(1000)
+        moving.join()
+        assert daemon.volume("v")["phase"] == "open"
+
+
+def test_volume_whose_shard_is_auto_stays_until_the_next_start(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        entry = daemon.data / "volumes" / "v" / "volume.json"
+
+        def shown():
+            lines = [line.split() for line in daemon.ok("volume", "show", "v").splitlines()]
+            return [" ".join(line[1:]) for line in lines if line[:1] == ["shard"]]
+
+        daemon.create("v")
+        daemon.create("w")
+        at = shard_of(daemon, "v")
+        assert shown() == [str(at)] and daemon.volume("v")["shard_set"] is None
+        # The shard that it is on, which would be another one otherwise: nothing else is on it.
+        move(daemon, "v", 2)
+        move(daemon, "w", 2)
+        assert shown() == ["2 (set for this volume)"] and daemon.volume("v")["shard_set"] == 2
+        assert re.search(r'"shard": *2\b', entry.read_text())
+        assert "stays where it is" in daemon.ok("volume", "set", "v", "--shard", "auto")
+        daemon.ok("volume", "set", "w", "--shard", "auto")
+        assert shown() == ["2"] and daemon.volume("v")["shard_set"] is None
+        assert '"shard"' not in entry.read_text()
+        daemon.ok("volume", "set", "v", "--shard", "auto")
+        daemon.stop()
+        daemon.start()
+        daemon.until(lambda: all(daemon.volume(name)["phase"] == "open" for name in ("v", "w")))
+        assert shard_of(daemon, "v") != shard_of(daemon, "w")
 
 
 def test_volume_whose_requests_hang_stays(tmp_path):
@@ -227,7 +334,8 @@ def test_volume_is_opened_where_it_was_put(tmp_path):
         daemon.start()
         daemon.until(lambda: all(daemon.volume(name)["phase"] == "open" for name in ("v", "w", "x")))
         assert {shard_of(daemon, name) for name in ("v", "w", "x")} == {0, 1}
-        daemon.tells("volume v was put on shard 2, and the data path has 2: it goes where least is to do")
+        daemon.tells("volume v is set to shard 2, but this node has only shards 0 to 1 (`shards`): it is placed freely "
+                     "until there is a shard 2 again")
 
 
 def test_clients_that_come_while_their_volume_moves_wait_for_it(tmp_path):

@@ -169,7 +169,12 @@ pub fn volume(volume: &Volume) {
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());
     if let Some(shard) = volume.shard {
-        row("shard", shard.to_string());
+        let set = match volume.shard_set {
+            Some(set) if set == shard => " (set for this volume)".to_owned(),
+            Some(set) => format!(" ({set} is set for this volume)"),
+            None => String::new(),
+        };
+        row("shard", format!("{shard}{set}"));
     }
     if let Some(c) = &volume.counters {
         row(
