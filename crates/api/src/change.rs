@@ -36,7 +36,18 @@ pub struct SetVolume {
     #[serde(default)]
     pub settings: BTreeMap<String, Option<Value>>,
     /// The thread of the data path (shard) that the volume moves to while its clients go on, and is opened on from now
-    /// on; `auto` takes that back.
+    /// on; `auto` takes that back. One that is not open is opened there next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardChoice>,
+}
+
+/// A change of size.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeVolume {
+    /// The new size.
+    pub bytes: u64,
+    /// Whether data beyond the new size may be lost.
+    #[serde(default)]
+    pub shrink: bool,
 }

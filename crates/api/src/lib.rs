@@ -11,7 +11,7 @@ pub mod value;
 
 use std::collections::BTreeMap;
 
-pub use change::{Auto, SetVolume, ShardChoice};
+pub use change::{Auto, ResizeVolume, SetVolume, ShardChoice};
 use serde::{Deserialize, Serialize};
 pub use shards::{ShardCounters, SpanCounters};
 use utoipa::ToSchema;
@@ -114,6 +114,10 @@ pub struct CreateVolume {
     /// Take a block device for the local store although it holds something.
     #[serde(default)]
     pub store_overwrite: bool,
+    /// The thread of the data path (shard) that it is opened on, now and at each start; left out, wherever there is least
+    /// to do.
+    #[serde(default)]
+    pub shard: Option<u64>,
     /// Settings that differ from the node's.
     #[serde(default)]
     pub settings: BTreeMap<String, Value>,
@@ -140,17 +144,6 @@ pub struct VolumeEncryption {
     pub wrapped_with: String,
     /// Which data key it has; clones have their parent's.
     pub data_key: String,
-}
-
-/// A change of size.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ResizeVolume {
-    /// The new size.
-    pub bytes: u64,
-    /// Whether data beyond the new size may be lost.
-    #[serde(default)]
-    pub shrink: bool,
 }
 
 /// Which events.

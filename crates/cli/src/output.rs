@@ -79,6 +79,12 @@ pub fn state(volume: &Volume) -> String {
     format!("{}{read_only}", volume.state)
 }
 
+/// The shard of a volume, if it is on one.
+pub fn shard(volume: &Volume) -> String {
+    let shard = volume.shard.map(|shard| shard.to_string());
+    shard.unwrap_or_else(|| "-".to_owned())
+}
+
 /// A list of volumes.
 pub fn volumes(volumes: &[Volume]) {
     let has_shards = volumes.iter().any(|volume| volume.shard.is_some());
@@ -107,8 +113,7 @@ pub fn volumes(volumes: &[Volume]) {
             volume.backend.clone(),
         ];
         if has_shards {
-            let shard = volume.shard.map(|shard| shard.to_string());
-            row.insert(6, shard.unwrap_or_else(|| "-".to_owned()));
+            row.insert(6, shard(volume));
         }
         table.add_row(row);
     }

@@ -23,6 +23,8 @@ pub struct ShardPart {
     pub volumes: usize,
     /// Connections open there.
     pub connections: usize,
+    /// For how many more there is memory.
+    pub connections_left: usize,
     /// Its longest turn of the last 30 to 60 seconds.
     pub longest_turn: Nanos,
     /// Bytes that the tier holds that promotions of its volumes fill.
@@ -135,6 +137,7 @@ fn part(report: &ShardReport) -> ShardPart {
         processor: report.processor,
         volumes: report.volumes.len(),
         connections: report.connections,
+        connections_left: report.connections_left,
         longest_turn: report.longest_turn,
         cache_room_bytes: report.cache_room_bytes,
         counts: report.counts,
@@ -163,6 +166,7 @@ mod tests {
             pool_free_bytes: 4,
             connections_used_bytes: 3,
             connections,
+            connections_left: 9,
             longest_turn: Nanos(connections as u64),
             counts: LoopReport::default(),
         }

@@ -514,6 +514,7 @@ impl Shard {
             pool_free_bytes: state.pool.free_bytes() as u64,
             connections_used_bytes: state.shares.heap().held(),
             connections: self.connections.len(),
+            connections_left: state.shares.connections_left(),
             longest_turn: self.longest_turn.get(),
             counts: LoopReport {
                 shard: self.counts,

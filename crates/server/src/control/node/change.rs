@@ -10,9 +10,11 @@ use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_frontend::VolumeNumber;
 
+use super::entries::Catalogue;
 use super::home::check_resize;
+use super::open::NotOpen;
 use super::places::refuse_longer_image;
-use super::volumes::MOVED;
+use super::volumes::{MOVED, Volumes};
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
 use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -34,6 +36,25 @@ async fn bytes_of(number: VolumeNumber, link: &Link) -> Option<u64> {
     volume.map(|volume| volume.config.bytes)
 }
 
+/// Have a volume that is not open opened on a shard, or wherever there is least to do, once it is.
+async fn set_shard_of_unopened(
+    name: &str,
+    shard: Option<usize>,
+    not_open: NotOpen,
+    volumes: &Volumes,
+    catalogue: &Catalogue,
+) -> Result<(), ApiError> {
+    if matches!(not_open, NotOpen::Leaving { .. } | NotOpen::Stopping) {
+        let why = format!("volume {name}: it is not open: {not_open}");
+        return Err(ApiError::new(ErrorKind::Conflict, why));
+    }
+    let mut entry = volumes.known(name)?;
+    entry.shard = shard;
+    catalogue.update(&entry).await?;
+    volumes.put(entry, Some(not_open));
+    Ok(())
+}
+
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
@@ -52,11 +73,20 @@ impl Node {
             _ => "changed",
         };
         let _busy = self.volumes.begin(name, what)?;
-        let mut entry = self.volumes.entry(name)?;
+        let slot = self.volumes.slot(name)?;
         let shard = match request.shard {
             Some(ShardChoice::On(shard)) => Some(self.check_shard(name, shard)?),
             _ => None,
         };
+        if let Some(not_open) = slot.not_open
+            && request.shard.is_some()
+            && request.settings.is_empty()
+        {
+            let volumes = &self.volumes;
+            set_shard_of_unopened(name, shard, not_open, volumes, &self.catalogue).await?;
+            return self.volume(name).await;
+        }
+        let mut entry = self.volumes.entry(name)?;
         if !request.settings.is_empty() {
             self.set_settings(name, &mut entry, request.settings)
                 .await?;

@@ -12,7 +12,8 @@
 //! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
 //! 3. Whoever waits for it, on whatever shard, is told in any case where it is.
 //! 4. Where somebody has put a volume is recorded, and it is opened there as long as there is such a shard.
-//! 5. A move is no fault. Until it ends or fails, a volume is shown in the state and with the figures that it had before;
+//! 5. A volume does not go where there is no memory for the connections that would follow it.
+//! 6. A move is no fault. Until it ends or fails, a volume is shown in the state and with the figures that it had before;
 //!    only a move that takes longer than [`TIME_MAX`] is a problem.
 
 use std::collections::BTreeMap;
@@ -193,6 +194,17 @@ impl Node {
         let report = self.link.report().await?;
         let before = find(&report, number).cloned();
         let before = before.ok_or_else(|| at_volume(name, failed("it is not open")))?;
+        let mut parts = report.shards.iter();
+        if let Some(part) = parts.find(|part| part.number == shard)
+            && before.connections > part.connections_left
+        {
+            let why = format!(
+                "it is not moved: {} clients are connected to it, and shard {shard} has memory for {} more: end some of \
+                 them, or raise `memory_max_mib`",
+                before.connections, part.connections_left
+            );
+            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        }
         let since = Instant::now();
         let to = Moving { shard, since };
         self.moves.begin(number, to, before);
