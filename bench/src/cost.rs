@@ -6,6 +6,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bars::median;
 use crate::failure::{Context, Result};
 use crate::node::Node;
 use crate::process;
@@ -44,6 +45,27 @@ pub struct Cost {
     pub span_writes: f64,
     /// Spans in flight when one begins, itself included.
     pub spans_in_flight: f64,
+}
+
+impl Cost {
+    /// Of several runs: the median of each.
+    pub fn median(costs: &[Self]) -> Self {
+        let of = |value: fn(&Self) -> f64| median(costs.iter().map(value));
+        Self {
+            turns: of(|c| c.turns),
+            enters: of(|c| c.enters),
+            wakeups: of(|c| c.wakeups),
+            receives: of(|c| c.receives),
+            open_us: of(|c| c.open_us),
+            device_us: of(|c| c.device_us),
+            send_us: of(|c| c.send_us),
+            shard_cpu_us: of(|c| c.shard_cpu_us),
+            threads_cpu_us: of(|c| c.threads_cpu_us),
+            workers_cpu_us: of(|c| c.workers_cpu_us),
+            span_writes: of(|c| c.span_writes),
+            spans_in_flight: of(|c| c.spans_in_flight),
+        }
+    }
 }
 
 /// The counters of a node at one moment.

@@ -229,25 +229,25 @@ fn costs(out: &mut String, findings: &Findings) {
         if costs.is_empty() {
             continue;
         }
-        let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
+        let cost = Cost::median(&costs);
         let _ = writeln!(
             out,
             "| {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} | {:.2} | {:.0} | {:.0} | {:.0} | {} | {:.1} | {:.1} |",
             place.name(),
             profile.name,
             peer.name(),
-            of(|c| c.turns),
-            of(|c| c.enters),
-            of(|c| c.wakeups),
-            of(|c| c.receives),
-            of(|c| c.span_writes),
-            of(|c| c.spans_in_flight),
-            of(|c| c.open_us),
-            of(|c| c.device_us),
-            of(|c| c.send_us),
-            known(of(|c| c.shard_cpu_us)),
-            of(|c| c.threads_cpu_us),
-            of(|c| c.workers_cpu_us),
+            cost.turns,
+            cost.enters,
+            cost.wakeups,
+            cost.receives,
+            cost.span_writes,
+            cost.spans_in_flight,
+            cost.open_us,
+            cost.device_us,
+            cost.send_us,
+            known(cost.shard_cpu_us),
+            cost.threads_cpu_us,
+            cost.workers_cpu_us,
         );
     }
     out.push('\n');

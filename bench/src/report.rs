@@ -220,23 +220,23 @@ fn costs(out: &mut String, findings: &Findings, profile: &str, place: Place) {
             );
             has_title = true;
         }
-        let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value));
+        let cost = Cost::median(&costs);
         let _ = writeln!(
             out,
             "  {:<14} {:>9.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>8.2} {:>7.0} {:>7.0} {:>8.0} {:>7.1} {:>8.1} {:>7.1}",
             peer.name(),
-            of(|c| c.turns),
-            of(|c| c.enters),
-            of(|c| c.wakeups),
-            of(|c| c.receives),
-            of(|c| c.span_writes),
-            of(|c| c.spans_in_flight),
-            of(|c| c.open_us),
-            of(|c| c.device_us),
-            of(|c| c.send_us),
-            of(|c| c.shard_cpu_us),
-            of(|c| c.threads_cpu_us),
-            of(|c| c.workers_cpu_us),
+            cost.turns,
+            cost.enters,
+            cost.wakeups,
+            cost.receives,
+            cost.span_writes,
+            cost.spans_in_flight,
+            cost.open_us,
+            cost.device_us,
+            cost.send_us,
+            cost.shard_cpu_us,
+            cost.threads_cpu_us,
+            cost.workers_cpu_us,
         );
     }
 }

@@ -86,9 +86,13 @@ def test_volumes_are_spread_and_listed_with_their_shards(tmp_path):
         shards = node.shards()
         assert [shard["number"] for shard in shards] == [0, 1, 2]
         assert [shard["volumes"] for shard in shards] == [2, 2, 2]
+        top = node.ok("top", "--interval", "0.1").splitlines()
+        rows = {row[0]: row[2] for row in (line.split() for line in top[1:])}
+        assert rows == {"VOLUME": "SHARD", **{name: str(listed[name]) for name in names}}
         text = node.ok("status")
         assert all(f"shard {number}" in text for number in range(SHARDS))
         found = node.metrics()
+        assert {name: found[f'hdcs_volume_shard{{volume="{name}"}}'] for name in names} == listed
         for number in range(SHARDS):
             assert found[f'hdcs_shard_up{{shard="{number}"}}'] == 1
             assert found[f'hdcs_shard_volumes{{shard="{number}"}}'] == 2
@@ -102,7 +106,8 @@ def test_one_shard_is_as_it_was(tmp_path):
     with Daemon(tmp_path) as daemon:
         daemon.create("v")
         assert daemon.volume("v")["shard"] is None
-        assert "SHARD" not in daemon.ok("volume", "list")
+        assert "SHARD" not in daemon.ok("volume", "list") + daemon.ok("top", "--interval", "0.1")
+        assert samples(daemon.api("GET", "/metrics")[1])['hdcs_volume_shard{volume="v"}'] == 0
         assert len(daemon.json("status")["shards"]) == 1
 
 
@@ -251,7 +256,10 @@ def test_shard_that_hangs_shows_by_its_number(tmp_path):
         ("memory_max_mib = 256\nshards = 32", ["MiB are needed by 32 shards", "`shards` among them"]),
         ('shards = 3\nshard_processor = "0,1"', ["names 2 processors for 3 shards"]),
         ('shards = 2\nshard_processor = "0,0"', ["names processor 0 twice"]),
-        ('shard_processor = "0,1"', ["names 2 processors for 1 shard"]),
+        ('shards = 1\nshard_processor = "0,1"', ["names 2 processors for 1 shard"]),
+        ('shard_processor = "0-2,1"', ["names processor 1 twice"]),
+        ('shard_processor = "2-0"', ["ranges in quotes", "0-3,8"]),
+        ('memory_max_mib = 256\nshard_processor = "0-31"', ["MiB are needed by 32 shards"]),
     ],
 )
 def test_configuration_of_shards_is_refused(tmp_path, text, parts):
@@ -273,7 +281,8 @@ def test_processor_that_is_not_there_is_refused(tmp_path):
 def test_shards_keep_to_their_processors(tmp_path):
     chosen = sorted(os.sched_getaffinity(0))[:2]
     processors = ",".join(str(number) for number in reversed(chosen))
-    config = {"shards": 2, "nbd_listen": SOCKETS[:2], "shard_processor": processors}
+    # As many shards as it names.
+    config = {"shards": "auto", "nbd_listen": SOCKETS[:2], "shard_processor": processors}
     with Node(tmp_path, **config) as node:
         assert [shard["processor"] for shard in node.shards()] == chosen[::-1]
         tasks = f"/proc/{node.process.pid}/task"

@@ -3,6 +3,7 @@
 //! docs/openapi.json is generated from these types and the routes. A field is added, never given
 //! another meaning.
 
+mod change;
 pub mod events;
 mod shards;
 pub mod time;
@@ -10,6 +11,7 @@ pub mod value;
 
 use std::collections::BTreeMap;
 
+pub use change::{Auto, ResizeVolume, SetVolume, ShardChoice};
 use serde::{Deserialize, Serialize};
 pub use shards::{ShardCounters, SpanCounters};
 use utoipa::ToSchema;
@@ -112,6 +114,10 @@ pub struct CreateVolume {
     /// Take a block device for the local store although it holds something.
     #[serde(default)]
     pub store_overwrite: bool,
+    /// The thread of the data path (shard) that it is opened on, now and at each start; left out, wherever there is least
+    /// to do.
+    #[serde(default)]
+    pub shard: Option<u64>,
     /// Settings that differ from the node's.
     #[serde(default)]
     pub settings: BTreeMap<String, Value>,
@@ -138,29 +144,6 @@ pub struct VolumeEncryption {
     pub wrapped_with: String,
     /// Which data key it has; clones have their parent's.
     pub data_key: String,
-}
-
-/// A change of settings; `null` returns a key to the node's.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SetVolume {
-    /// What to change.
-    #[serde(default)]
-    pub settings: BTreeMap<String, Option<Value>>,
-    /// The thread of the data path (shard) that the volume moves to while its clients go on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shard: Option<usize>,
-}
-
-/// A change of size.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ResizeVolume {
-    /// The new size.
-    pub bytes: u64,
-    /// Whether data beyond the new size may be lost.
-    #[serde(default)]
-    pub shrink: bool,
 }
 
 /// Which events.
@@ -682,8 +665,8 @@ pub struct Volume {
     pub name: String,
     /// `healthy`, `degraded`, `read-only`, `inconsistent` or `error`.
     pub state: String,
-    /// `opening`, `open`, `closing`, `closed`, `failed`, or `waiting`: its backend cannot be reached, or there is
-    /// too little memory for it, and it is tried again.
+    /// `opening`, `open`, `closing`, `closed`, `failed`, `moving`: it goes to another shard, and is shown as it was before
+    /// that, or `waiting`: its backend cannot be reached, or there is too little memory for it, and it is tried again.
     pub phase: String,
     /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,
@@ -732,9 +715,12 @@ pub struct Volume {
     pub benefit: Option<VolumeBenefit>,
     /// NBD connections that have it open.
     pub connections: u64,
-    /// The thread of the data path (shard) that it is on, where the node has several.
+    /// The thread of the data path (shard) that it is on, where the node has several, or one was set.
     #[serde(default)]
     pub shard: Option<u64>,
+    /// The shard that was set for it, if one was: it is opened there, if there is one of this number.
+    #[serde(default)]
+    pub shard_set: Option<u64>,
     /// Its settings, the node's included.
     pub settings: BTreeMap<String, Value>,
     /// Which of them were set for this volume.

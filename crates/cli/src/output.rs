@@ -79,6 +79,12 @@ pub fn state(volume: &Volume) -> String {
     format!("{}{read_only}", volume.state)
 }
 
+/// The shard of a volume, if it is on one.
+pub fn shard(volume: &Volume) -> String {
+    let shard = volume.shard.map(|shard| shard.to_string());
+    shard.unwrap_or_else(|| "-".to_owned())
+}
+
 /// A list of volumes.
 pub fn volumes(volumes: &[Volume]) {
     let has_shards = volumes.iter().any(|volume| volume.shard.is_some());
@@ -107,8 +113,7 @@ pub fn volumes(volumes: &[Volume]) {
             volume.backend.clone(),
         ];
         if has_shards {
-            let shard = volume.shard.map(|shard| shard.to_string());
-            row.insert(6, shard.unwrap_or_else(|| "-".to_owned()));
+            row.insert(6, shard(volume));
         }
         table.add_row(row);
     }
@@ -169,7 +174,12 @@ pub fn volume(volume: &Volume) {
     row("number", volume.number.to_string());
     row("clients", volume.connections.to_string());
     if let Some(shard) = volume.shard {
-        row("shard", shard.to_string());
+        let set = match volume.shard_set {
+            Some(set) if set == shard => " (set for this volume)".to_owned(),
+            Some(set) => format!(" ({set} is set for this volume)"),
+            None => String::new(),
+        };
+        row("shard", format!("{shard}{set}"));
     }
     if let Some(c) = &volume.counters {
         row(

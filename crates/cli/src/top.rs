@@ -13,6 +13,9 @@ use super::client::Client;
 use super::size::show;
 use super::{Failure, output};
 
+/// Where the shard stands, if there are several: beside the state.
+const SHARD_COLUMN: usize = 2;
+
 /// Clears the screen and goes to its corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -194,7 +197,8 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
         .iter()
         .filter_map(|volume| Some((volume.name.as_str(), volume.counters.as_ref()?)))
         .collect();
-    let mut table = output::table(&[
+    let has_shards = now.iter().any(|volume| volume.shard.is_some());
+    let mut columns = vec![
         "VOLUME",
         "STATE",
         ">READ/s",
@@ -207,7 +211,11 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
         ">DIRTY",
         ">LOG",
         ">DESTAGE",
-    ]);
+    ];
+    if has_shards {
+        columns.insert(SHARD_COLUMN, ">SHARD");
+    }
+    let mut table = output::table(&columns);
     for volume in now {
         let zero = Counters::default();
         let c = volume.counters.as_ref().unwrap_or(&zero);
@@ -217,7 +225,7 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
         let hits = rate(|c| c.log_hit_blocks + c.dram_hit_blocks + c.ssd_hit_blocks);
         let misses = rate(|c| c.miss_blocks);
         let latency = volume.latency.clone().unwrap_or_default();
-        table.add_row([
+        let mut row = vec![
             volume.name.clone(),
             volume.state.clone(),
             format!("{:.0}", rate(|c| c.reads)),
@@ -230,7 +238,11 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
             show(c.dirty_bytes),
             output::percent(c.log_used_bytes, c.log_ring_bytes),
             format!("{}/s", show(rate(|c| c.destaged_bytes) as u64)),
-        ]);
+        ];
+        if has_shards {
+            row.insert(SHARD_COLUMN, output::shard(volume));
+        }
+        table.add_row(row);
     }
     output::trimmed(&table)
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use hdcs_api::value::Value;
 use hdcs_api::{
-    CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, Mode, OpenVolume, OpenedVolume,
-    ResizeVolume, SetVolume, Volume, VolumeRange,
+    Auto, CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, Mode, OpenVolume, OpenedVolume,
+    ResizeVolume, SetVolume, ShardChoice, Volume, VolumeRange,
 };
 use hdcs_backend::url::file_url;
 use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
@@ -44,9 +44,11 @@ pub(crate) enum Command {
         /// Settings, as in the configuration file
         #[arg(value_name = "KEY=VALUE", required_unless_present = "shard", value_parser = parse_setting)]
         settings: Vec<(String, Value)>,
-        /// Move it to this thread of the data path, while its clients go on, and open it there from now on
-        #[arg(long, value_name = "N")]
-        shard: Option<usize>,
+        /// Move it to this thread of the data path, while its clients go on, and open it there from now on; `auto`: it
+        /// stays where it is, and goes where there is least to do when it is opened again. A volume that is not open goes
+        /// there when it is opened
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = parse_shard)]
+        shard: Option<ShardChoice>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -195,6 +197,9 @@ pub(crate) struct Behaviour {
     log_overwrite: bool,
     #[command(flatten)]
     encryption: Encrypt,
+    /// Thread of the data path (shard) that it is opened on, now and at each start [default: wherever there is least to do]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = parse_shard_number)]
+    shard: Option<u64>,
     /// Settings that differ from the node's
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_setting)]
     settings: Vec<(String, Value)>,
@@ -294,6 +299,7 @@ impl Behaviour {
             mode: self.mode,
             store_path: self.store_path.as_deref().map(absolute).transpose()?,
             store_overwrite: self.store_overwrite,
+            shard: self.shard,
             settings,
         })
     }
@@ -389,6 +395,19 @@ pub(super) fn parse_setting(text: &str) -> Result<(String, Value), String> {
     Ok((key.to_owned(), Value::from_typed(value)))
 }
 
+fn parse_shard(text: &str) -> Result<ShardChoice, String> {
+    if text == "auto" {
+        return Ok(ShardChoice::Auto(Auto::Auto));
+    }
+    let number = text.parse().map(ShardChoice::On);
+    number.map_err(|_| "`--shard` takes the number of a shard, from 0, or `auto`".to_owned())
+}
+
+fn parse_shard_number(text: &str) -> Result<u64, String> {
+    let number = text.parse();
+    number.map_err(|_| "`--shard` takes the number of a shard, from 0".to_owned())
+}
+
 /// Turn a relative `file:` or `dir:` URL into an absolute one: the daemon has another working directory.
 pub(super) fn absolute_backend(url: &str) -> Result<String, Failure> {
     match url.split_once(':') {
@@ -456,7 +475,16 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             let volume: Volume = client.request(Method::PATCH, &path, &request).await?;
             let volume = policy::settled(client, &name, volume).await?;
             said(json, &volume, || match shard {
-                Some(shard) => format!("volume {name} is on shard {shard}"),
+                Some(ShardChoice::On(shard)) if volume.counters.is_none() => format!(
+                    "volume {name} is not open, and goes to shard {shard} when it is opened"
+                ),
+                Some(ShardChoice::On(shard)) => format!("volume {name} is on shard {shard}"),
+                Some(ShardChoice::Auto(_)) if volume.counters.is_none() => format!(
+                    "volume {name} is not open, and goes where there is least to do when it is opened"
+                ),
+                Some(ShardChoice::Auto(_)) => format!(
+                    "volume {name} stays where it is, and goes where there is least to do when it is opened again"
+                ),
                 None => format!("volume {name} is changed"),
             })
         }

@@ -700,6 +700,7 @@ pub fn render(scrape: &Scrape) -> String {
         page.sample("", &["part=\"rss\""], scrape.rss_bytes as f64);
     }
     page.families(&with(volumes, |v| Some(&v.bytes)), OF_SIZES);
+    shards_of_volumes(&mut page, scrape);
     let scrubs = with(volumes, |v| v.scrub.as_ref());
     page.families_if_any(&scrubs, OF_SCRUBS);
     let last_scrubs = with(volumes, |v| v.scrub.as_ref()?.last.as_ref());
@@ -707,6 +708,21 @@ pub fn render(scrape: &Scrape) -> String {
     let heat_maps = with(volumes, |v| v.heat.as_ref()?.saved_ms.as_ref());
     page.families_if_any(&heat_maps, OF_HEAT_MAPS);
     page.text
+}
+
+fn shards_of_volumes(page: &mut Page, scrape: &Scrape) {
+    page.family(
+        "hdcs_volume_shard",
+        "gauge",
+        "The number of the thread of the data path (shard) that the volume is on.",
+    );
+    let is_alone = scrape.shards_up.len() == 1;
+    for volume in &scrape.volumes {
+        let first = (is_alone && volume.counters.is_some()).then_some(0);
+        if let Some(shard) = volume.shard.or(first) {
+            page.sample("", &[&label("volume", &volume.name)], shard as f64);
+        }
+    }
 }
 
 fn known_to_the_shards(page: &mut Page, status: &Status, volumes: &[Volume]) {

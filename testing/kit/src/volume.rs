@@ -11,7 +11,9 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{
     Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::base::limits::{LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::base::limits::{
+    CACHE_BYTES_MIN, LOG_BLOCK_ENTRIES_MAX, LOG_BYTES_MIN, SECTOR_BYTES,
+};
 use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache, SsdConfig};
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::log::budget::IndexBudget;
@@ -24,6 +26,13 @@ use crate::lz4::Lz4;
 
 /// Size of the volume.
 pub const BYTES: usize = 8 << 20;
+
+/// The usual SSD tier: a small one, of lines of 16 KiB.
+pub const SSD: SsdConfig = SsdConfig {
+    bytes: CACHE_BYTES_MIN,
+    uuid: [3; 16],
+    line_blocks: 4,
+};
 
 /// See the module.
 pub struct World {
@@ -143,6 +152,13 @@ impl World {
         Self::sharing(config, ssd, &IndexBudget::unlimited())
     }
 
+    /// A volume over the usual SSD tier, with random data in its backend.
+    pub fn over_ssd(config: VolumeConfig) -> Self {
+        let mut world = Self::with(config, Some(SSD));
+        fastrand::Rng::with_seed(6).fill(&mut world.backend);
+        world
+    }
+
     /// The same, whose memory for the index of its log is of a budget.
     pub fn sharing(config: VolumeConfig, ssd: Option<SsdConfig>, budget: &Rc<IndexBudget>) -> Self {
         let pool = Pool::new(32 << 20);
@@ -196,17 +212,24 @@ impl World {
         world
     }
 
-    /// One step, and everything that it asks for.
-    pub fn step(&mut self, event: Event) {
+    /// Steps of the volume alone: what it asks for, of which nothing is performed.
+    pub fn step_alone(&mut self, events: impl IntoIterator<Item = Event>) -> Vec<Action> {
         let mut actions = Vec::new();
         let mut cx = Context {
             cache: &mut self.cache,
             pool: &self.pool,
             actions: &mut actions,
         };
-        self.volume.step(self.now, event, &mut cx);
-        self.volume.step(self.now, Event::Poll, &mut cx);
+        for event in events {
+            self.volume.step(self.now, event, &mut cx);
+        }
         drop(cx);
+        actions
+    }
+
+    /// One step, and everything that it asks for.
+    pub fn step(&mut self, event: Event) {
+        let actions = self.step_alone([event, Event::Poll]);
         self.perform(actions);
         self.volume.check_invariants();
         let mut of_cache = Vec::new();

@@ -48,6 +48,8 @@ pub enum Failure {
     /// Somebody still uses its write log or local store: an opening of it that is just ending, or another program. Try
     /// again a few times.
     InUse,
+    /// The node stops: it is opened at the next start.
+    Stopping,
     /// Trying again changes nothing before somebody has put something right.
     Refused,
 }
@@ -66,7 +68,7 @@ impl Failure {
         match self {
             Self::Unreachable | Self::Shortage => true,
             Self::InUse => attempts < IN_USE_ATTEMPTS_MAX,
-            Self::LogLost | Self::LocalLost | Self::Gone | Self::Refused => false,
+            Self::LogLost | Self::LocalLost | Self::Gone | Self::Stopping | Self::Refused => false,
         }
     }
 }

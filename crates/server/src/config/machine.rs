@@ -8,8 +8,8 @@
 //! | `shards` | one up to four processors; beyond, one for four of them, from 2 to 8, as long as each has 1024 of `memory_max_mib` |
 //!
 //! A shard takes a whole processor when it is busy, and clients, backends and the kernel need some as well. With less
-//! memory each would have less than the smallest usual node has for its one shard. Where `shard_processor` is set, its
-//! list says how many there are: one, unless `shards` says more.
+//! memory each would have less than the smallest usual node has for its one shard. Where `shard_processor` is set, there
+//! are as many as it names.
 //!
 //! The index of the SSD tier takes a 256th of its size in memory, so eight times the memory is a 32nd of it. The index of a
 //! write log takes up to a 20th of what the log holds: more memory has room for more that is in logs.
@@ -442,6 +442,7 @@ mod tests {
         // The memory that is checked is what the machine has.
         assert_eq!(shards("shards = 12\n", 2, 24_000), (12, false));
         assert_eq!(shards("shard_processor = 1\n", 32, 64_000), (1, false));
+        assert_eq!(shards("shard_processor = \"0-2\"\n", 2, 64_000), (3, false));
         assert_eq!(shards("", 32, 16_000), (3, true));
         // What is durable later must fit the buffers of each.
         let text = "memory_max_mib = 8192\nunpersisted_max_kib = 131072\n";

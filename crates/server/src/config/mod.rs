@@ -213,11 +213,11 @@ settings! {
     raise_priority: bool = true, ();
     /// Threads of the data path (shards), each with volumes, buffers and a DRAM tier of its own; memory is split between
     /// them. A volume and its clients are on one of them at a time. auto: one shard on up to 4 processors; on more, one for
-    /// every 4 processors, from 2 to 8, and no more than one for each 1024 of `memory_max_mib`; one if `shard_processor`
-    /// is set.
+    /// every 4 processors, from 2 to 8, and no more than one for each 1024 of `memory_max_mib`; as many as
+    /// `shard_processor` names, if that is set.
     shards: Shards = Shards::default(), ();
-    /// The processors that shards keep to: the first one is shard 0's, and so on, such as [2, 3] or "2,3"; one for each
-    /// of `shards`.
+    /// The processors that shards keep to: the first one is shard 0's, and so on, such as [2, 3], "2,3" or "0-3,8"; one
+    /// for each of `shards`.
     shard_processor: Processors = Processors::default(), 0..=(PROCESSORS_MAX - 1);
     /// Where NBD clients connect. A relative unix path is below the data directory. TCP beyond
     /// loopback needs TLS and certificates of clients.
@@ -425,6 +425,10 @@ impl Config {
                 path: path.to_owned(),
                 source,
             })?;
+        }
+        let processors = config.node.shard_processor.numbers().len();
+        if config.node.shards.is_auto() && processors > 0 {
+            config.node.shards.choose(processors.min(Shards::MAX));
         }
         config.check_relations()?;
         // What the machine decides is checked once that is known.
@@ -675,10 +679,24 @@ mod tests {
         let config = parse("shards = \"auto\"").unwrap();
         assert_eq!(config.node.shards.count(), 1);
         for processors in ["\"2, 0\"", "[2, 0]", "[\"2\", \"0\"]"] {
-            let text = format!("shards = 2\nshard_processor = {processors}");
+            // There are as many as it names.
+            for shards in ["", "shards = \"auto\"", "shards = 2"] {
+                let text = format!("{shards}\nshard_processor = {processors}");
+                let config = parse(&text).unwrap();
+                assert_eq!(config.node.shards.count(), 2, "{text}");
+                assert_eq!(config.node.shard_processor.numbers(), [2, 0], "{text}");
+            }
+        }
+        for (processors, numbers) in [
+            ("\"0-1\"", vec![0, 1]),
+            ("\"1-3, 8, 5 - 5\"", vec![1, 2, 3, 8, 5]),
+            ("[\"6-7\", \"2\"]", vec![6, 7, 2]),
+            ("\"\"", vec![]),
+        ] {
+            let text = format!("shard_processor = {processors}");
             let config = parse(&text).unwrap();
-            assert_eq!(config.node.shards.count(), 2);
-            assert_eq!(config.node.shard_processor.numbers(), [2, 0], "{text}");
+            assert_eq!(config.node.shard_processor.numbers(), numbers, "{text}");
+            assert_eq!(config.node.shards.count(), numbers.len().max(1), "{text}");
         }
     }
 
@@ -726,6 +744,11 @@ mod tests {
             ("shard_processor = \"any\"", "empty: any"),
             ("shard_processor = \"1,\"", "empty: any"),
             ("shard_processor = \"1,1024\"", "from 0 to 1023"),
+            ("shard_processor = \"3-1\"", "ranges in quotes"),
+            ("shard_processor = \"1-1024\"", "from 0 to 1023"),
+            ("shard_processor = \"-1\"", "from 0 to 1023"),
+            ("shard_processor = -1", "from 0 to 1023"),
+            ("shard_processor = \"1-2-3\"", "from 0 to 1023"),
             (
                 "shards = 0",
                 "\"auto\" or a whole number from 1 to 64, found 0",
@@ -772,9 +795,14 @@ mod tests {
                 "`shard_processor` names 1 processor for 2 shards",
             ),
             (
-                "shard_processor = [\"0\", \"1\"]",
+                "shards = 1\nshard_processor = [\"0\", \"1\"]",
                 "`shard_processor` names 2 processors for 1 shard",
             ),
+            (
+                "shard_processor = \"0-64\"",
+                "`shard_processor` names 65 processors for 64 shards",
+            ),
+            ("shard_processor = \"0-2,1\"", "names processor 1 twice"),
             (
                 "shards = 2\nshard_processor = [1, 1]",
                 "names processor 1 twice",

@@ -326,6 +326,17 @@ impl Processors {
         &self.0
     }
 
+    /// One number, or those from one to another: `8`, `0-3`.
+    fn range(text: &str, bounds: &RangeInclusive<usize>) -> Option<RangeInclusive<usize>> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let number = |text: &str| {
+            let number = text.trim().parse().ok();
+            number.filter(|number| bounds.contains(number))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        (first <= last).then_some(first..=last)
+    }
+
     /// Refuse what does not fit so many shards.
     pub(super) fn check(&self, shards: usize) -> Result<(), String> {
         let count = self.0.len();
@@ -355,22 +366,19 @@ impl Setting for Processors {
     fn expects(bounds: &Self::Bounds) -> String {
         let (start, end) = (bounds.start(), bounds.end());
         format!(
-            "a whole number from {start} to {end}, or several with commas between in quotes; empty: any"
+            "a whole number from {start} to {end}, or several and ranges in quotes, such as \"0-3,8\"; empty: any"
         )
     }
     fn accept(value: &Value, bounds: &Self::Bounds) -> Option<Self> {
-        let number = |text: &str| {
-            let number = text.trim().parse().ok();
-            number.filter(|number| bounds.contains(number))
-        };
-        let numbers: Option<Vec<usize>> = match value {
+        let range = |text: &str| Self::range(text, bounds);
+        let ranges: Option<Vec<_>> = match value {
             Value::Text(text) if text.is_empty() => Some(Vec::new()),
-            Value::Text(text) => text.split(',').map(number).collect(),
-            Value::List(items) => items.iter().map(|item| number(item)).collect(),
-            Value::Int(one) => number(&one.to_string()).map(|one| vec![one]),
+            Value::Text(text) => text.split(',').map(range).collect(),
+            Value::List(items) => items.iter().map(|item| range(item)).collect(),
+            Value::Int(one) => range(&one.to_string()).map(|one| vec![one]),
             Value::Bool(_) => None,
         };
-        numbers.map(Self)
+        ranges.map(|ranges| Self(ranges.into_iter().flatten().collect()))
     }
     fn value(&self) -> Value {
         if let [number] = self.0[..] {

@@ -100,8 +100,9 @@ impl Reports {
             return Ok(Some(report));
         }
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let asked = std::time::Instant::now();
         let reports = gather(path, deadline).await?;
-        let Some(report) = NodeReport::of(reports) else {
+        let Some(report) = NodeReport::of(asked, reports) else {
             return Ok(None);
         };
         for part in &report.shards {
@@ -189,8 +190,8 @@ impl Link {
     }
 
     /// The same for a task that outlives the caller.
-    pub fn shared_path(&self) -> Arc<dyn DataPath> {
-        Arc::clone(&self.path)
+    pub fn shared_path(&self) -> &Arc<dyn DataPath> {
+        &self.path
     }
 
     /// Hand a command to whom it concerns; false if the shard has ended.

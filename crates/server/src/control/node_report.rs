@@ -3,6 +3,8 @@
 //! Each shard has its own DRAM tier, buffers and connections, so these are summed up. The SSD tier is one for all of them:
 //! what the first shard says of it, which keeps it, is what there is.
 
+use std::time::Instant;
+
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::CacheStats;
 use hdcs_frontend::VolumeNumber;
@@ -21,6 +23,8 @@ pub struct ShardPart {
     pub volumes: usize,
     /// Connections open there.
     pub connections: usize,
+    /// For how many more there is memory.
+    pub connections_left: usize,
     /// Its longest turn of the last 30 to 60 seconds.
     pub longest_turn: Nanos,
     /// Bytes that the tier holds that promotions of its volumes fill.
@@ -32,6 +36,8 @@ pub struct ShardPart {
 /// The node as a whole.
 #[derive(Clone, Debug)]
 pub struct NodeReport {
+    /// When it was asked for: each shard has answered after that.
+    pub asked: Instant,
     /// Its volumes, by name.
     pub volumes: Vec<VolumeReport>,
     /// Its read cache.
@@ -59,13 +65,13 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
-    /// Of what each shard has reported, by its number; `None` if no shard has.
-    pub fn of(reports: Vec<Option<ShardReport>>) -> Option<Self> {
+    /// Of what each shard has reported since it was asked, by its number; `None` if no shard has.
+    pub fn of(asked: Instant, reports: Vec<Option<ShardReport>>) -> Option<Self> {
         let reports = reports.into_iter().enumerate();
         let (found, silent): (Vec<_>, Vec<_>) = reports.partition(|(_, report)| report.is_some());
         let silent = silent.into_iter().map(|(number, _)| number).collect();
         let mut found = found.into_iter().filter_map(|(_, report)| report);
-        let mut all = Self::of_one(found.next()?, silent);
+        let mut all = Self::of_one(asked, found.next()?, silent);
         for report in found {
             all.add(report);
         }
@@ -76,9 +82,10 @@ impl NodeReport {
         Some(all)
     }
 
-    fn of_one(report: ShardReport, silent: Vec<usize>) -> Self {
+    fn of_one(asked: Instant, report: ShardReport, silent: Vec<usize>) -> Self {
         let shards = vec![part(&report)];
         Self {
+            asked,
             volumes: report.volumes,
             cache: report.cache,
             cache_identity_error: report.cache_identity_error,
@@ -130,6 +137,7 @@ fn part(report: &ShardReport) -> ShardPart {
         processor: report.processor,
         volumes: report.volumes.len(),
         connections: report.connections,
+        connections_left: report.connections_left,
         longest_turn: report.longest_turn,
         cache_room_bytes: report.cache_room_bytes,
         counts: report.counts,
@@ -158,6 +166,7 @@ mod tests {
             pool_free_bytes: 4,
             connections_used_bytes: 3,
             connections,
+            connections_left: 9,
             longest_turn: Nanos(connections as u64),
             counts: LoopReport::default(),
         }
@@ -166,12 +175,12 @@ mod tests {
     #[test]
     fn node_report_sums_what_each_shard_has_and_takes_the_tier_of_all_once() {
         let parts = vec![Some(report(0, 10, 1)), Some(report(1, 20, 5)), None];
-        let node = NodeReport::of(parts).unwrap();
+        let node = NodeReport::of(Instant::now(), parts).unwrap();
         assert_eq!((node.cache.dram_blocks, node.cache.ssd_lines), (30, 7));
         assert_eq!((node.connections, node.longest_turn), (6, Nanos(5)));
         assert_eq!((node.pool_bytes, node.pool_free_bytes), (20, 8));
         let numbers: Vec<usize> = node.shards.iter().map(|part| part.number).collect();
         assert_eq!((numbers, node.silent), (vec![0, 1], vec![2]));
-        assert!(NodeReport::of(vec![None]).is_none());
+        assert!(NodeReport::of(Instant::now(), vec![None]).is_none());
     }
 }

@@ -260,13 +260,19 @@ pub fn log_durability(report: &VolumeReport) -> Option<String> {
 
 /// What is not as it should be, of all parts.
 pub fn problems(volumes: &[Volume], cache: &Cache) -> Vec<Problem> {
-    let of_volumes = volumes.iter().filter(|volume| volume.state != "healthy");
+    // A move that is soon over is none.
+    let moves_long = |volume: &Volume| volume.phase == "moving" && volume.trouble_ms.is_some();
+    let of_volumes = volumes.iter();
+    let of_volumes = of_volumes.filter(|volume| volume.state != "healthy" || moves_long(volume));
     let mut problems: Vec<_> = of_volumes
         // Opening takes its time; that something does not answer shows.
         .filter(|volume| volume.phase != "opening" || volume.trouble_ms.is_some())
         .map(|volume| Problem {
             part: format!("volume {}", volume.name),
-            state: volume.state.clone(),
+            state: match volume.state.as_str() {
+                "healthy" => volume.phase.clone(),
+                state => state.to_owned(),
+            },
             for_ms: volume.trouble_ms,
             reason: volume.reason.clone().unwrap_or_default(),
         })

@@ -45,6 +45,7 @@ fn page_of(has_all: bool) -> String {
         }),
         connections: 0,
         shard: None,
+        shard_set: None,
         settings: std::collections::BTreeMap::new(),
         overridden: Vec::new(),
         counters: open.then(|| Counters {

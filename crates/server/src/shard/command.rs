@@ -230,6 +230,8 @@ pub struct ShardReport {
     pub connections_used_bytes: u64,
     /// Connections open.
     pub connections: usize,
+    /// For how many more there is memory.
+    pub connections_left: usize,
     /// The longest turn of the last 30 to 60 seconds.
     pub longest_turn: Nanos,
     /// What it has done since the start.

@@ -189,7 +189,7 @@ impl Shard {
             return refuse(answer, "it is open already".to_owned());
         }
         if self.stopping.is_some() {
-            return refuse(answer, STOPPING.to_owned());
+            return tell(answer, Err(OpenFailure::new(Failure::Stopping, STOPPING)));
         }
         if let Some(why) = self.state.closed_volumes.hindrance(&spec) {
             return refuse(answer, why.to_owned());
@@ -514,6 +514,7 @@ impl Shard {
             pool_free_bytes: state.pool.free_bytes() as u64,
             connections_used_bytes: state.shares.heap().held(),
             connections: self.connections.len(),
+            connections_left: state.shares.connections_left(),
             longest_turn: self.longest_turn.get(),
             counts: LoopReport {
                 shard: self.counts,
@@ -540,7 +541,7 @@ impl Shard {
         // Their threads may hang for as long as their backends do; nobody waits for them.
         for slot in 0..self.openings.end() {
             if let Some((_, answer)) = self.openings.vacate(slot) {
-                let stopping = OpenFailure::new(Failure::Refused, STOPPING);
+                let stopping = OpenFailure::new(Failure::Stopping, STOPPING);
                 tell(answer, Err(stopping));
             }
         }

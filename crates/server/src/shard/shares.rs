@@ -63,8 +63,18 @@ impl ClientShares {
     /// Whether there is memory for one more connection. A quarter is for local ones alone: whoever reaches the node
     /// over a network must not lock out those who work on it.
     pub fn has_room_for_connection(&self, is_local: bool) -> bool {
-        let reserve = if is_local { 0 } else { self.heap.total() / 4 };
+        let reserve = if is_local { 0 } else { self.reserve() };
         self.heap.left() >= CONNECTION_HEAP_BYTES_MIN as u64 + reserve
+    }
+
+    /// For how many more connections from anywhere there is memory, if each has the least.
+    pub fn connections_left(&self) -> usize {
+        let left = self.heap.left().saturating_sub(self.reserve());
+        left as usize / CONNECTION_HEAP_BYTES_MIN
+    }
+
+    fn reserve(&self) -> u64 {
+        self.heap.total() / 4
     }
 }
 

@@ -6,11 +6,11 @@ use hdcs_core::base::error::{OpenError, RequestError};
 use hdcs_core::base::io::{
     Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange,
 };
-use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, CACHE_BYTES_MIN, SECTOR_BYTES};
-use hdcs_core::cache::{SsdConfig, Tier};
+use hdcs_core::base::limits::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES};
+use hdcs_core::cache::Tier;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanEntry, SpanHeader};
 use hdcs_core::volume::{Context, Event, Inherited, Persist, Phase, VolumeConfig};
-use hdcs_kit::volume::{BYTES, World};
+use hdcs_kit::volume::{BYTES, SSD, World};
 
 const RING_START: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
 
@@ -449,12 +449,7 @@ fn read_that_keeps_what_has_arrived_and_is_cut_off_leaves_the_others_memory() {
 #[test]
 fn compressed_line_of_an_origin_is_read_as_far_as_it_is_inherited() {
     const ORIGIN: u32 = 9;
-    let ssd = SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    };
-    let mut world = World::with(compressing(Method::Lz4), Some(ssd));
+    let mut world = World::with(compressing(Method::Lz4), Some(SSD));
     world.backend.copy_from_slice(&text(BYTES, 1));
     let blocks = (BYTES / BLOCK_BYTES) as u64;
     let mut inherited = Inherited::new(ORIGIN);

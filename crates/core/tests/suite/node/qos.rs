@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use hdcs_core::base::io::{Nanos, Request, SectorRange};
 use hdcs_core::node::qos::{Cost, FlowId, Qos, Scheduler, Ticket, WAIT_MAX, WEIGHT_DEFAULT};
 
-const SECOND: u64 = 1_000_000_000;
+pub(super) const SECOND: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
-const SMALL: Cost = Cost {
+pub(super) const SMALL: Cost = Cost {
     requests: 1,
     bytes: 4096,
 };
-const LARGE: Cost = Cost {
+pub(super) const LARGE: Cost = Cost {
     requests: 1,
     bytes: 65536,
 };
@@ -253,20 +253,23 @@ impl World {
     }
 
     fn p99(&mut self, index: usize) -> u64 {
-        let times = &mut self.clients[index].times;
-        times.sort_unstable();
-        times[times.len() * 99 / 100]
+        p99(&mut self.clients[index].times)
     }
 }
 
-fn weighted(weight: u64) -> Qos {
+pub(super) fn p99(times: &mut [u64]) -> u64 {
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+pub(super) fn weighted(weight: u64) -> Qos {
     Qos {
         weight,
         ..Qos::default()
     }
 }
 
-fn reserved(iops_min: u64) -> Qos {
+pub(super) fn reserved(iops_min: u64) -> Qos {
     Qos {
         iops_min,
         ..Qos::default()

@@ -8,15 +8,7 @@ use hdcs_core::base::io::Nanos;
 use hdcs_core::node::common_window::CommonWindow;
 use hdcs_core::node::qos::{Cost, FlowId, Qos, Scheduler, Ticket};
 
-const SECOND: u64 = 1_000_000_000;
-const SMALL: Cost = Cost {
-    requests: 1,
-    bytes: 4096,
-};
-const LARGE: Cost = Cost {
-    requests: 1,
-    bytes: 65536,
-};
+use super::qos::{LARGE, SECOND, SMALL, p99, reserved, weighted};
 
 /// A client of a volume on one of the shards.
 struct Client {
@@ -157,16 +149,7 @@ impl World {
     }
 
     fn p99(&mut self, client: usize) -> u64 {
-        let times = &mut self.clients[client].times;
-        times.sort_unstable();
-        times[times.len() * 99 / 100]
-    }
-}
-
-fn weighted(weight: u64) -> Qos {
-    Qos {
-        weight,
-        ..Qos::default()
+        p99(&mut self.clients[client].times)
     }
 }
 
@@ -235,13 +218,9 @@ fn what_a_shard_does_not_use_is_lent() {
 
 #[test]
 fn reservation_is_served_beside_noisy_neighbours_on_other_shards() {
-    let reserved = Qos {
-        iops_min: 4_000,
-        ..Qos::default()
-    };
     let run = |noisy: bool, know_each_other: bool| {
         let mut world = World::new(3, know_each_other);
-        let one = world.add(0, reserved, 0, SMALL);
+        let one = world.add(0, reserved(4_000), 0, SMALL);
         world.clients[one].every = SECOND / 4_000;
         for shard in [1, 1, 2, 2].into_iter().filter(|_| noisy) {
             world.add(shard, Qos::default(), 32, LARGE);

@@ -1,8 +1,7 @@
 //! What is pinned is brought to the SSD tier and back to it; a warm-up fills what it names, in order.
 
 use hdcs_core::base::io::{BlockKey, Nanos, Request, SectorRange};
-use hdcs_core::base::limits::CACHE_BYTES_MIN;
-use hdcs_core::cache::{SsdConfig, Tier};
+use hdcs_core::cache::Tier;
 use hdcs_core::volume::{Event, Persist, Policy};
 use hdcs_kit::volume::World;
 
@@ -11,14 +10,7 @@ const MIB_SECTORS: u64 = 2048;
 fn world(rate: u64) -> World {
     let mut config = hdcs_kit::volume::config(Persist::OnWrite);
     config.fill_rate_max_bytes_s = rate;
-    let ssd = SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    };
-    let mut world = World::with(config, Some(ssd));
-    fastrand::Rng::with_seed(6).fill(&mut world.backend);
-    world
+    World::over_ssd(config)
 }
 
 fn on_ssd(world: &World, blocks: std::ops::Range<u64>) -> usize {

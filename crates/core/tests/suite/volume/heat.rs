@@ -1,21 +1,15 @@
 //! A heat map says what the cache holds; a warm-up from it needs a cold cache and takes free room only.
 
 use hdcs_core::base::io::{BlockKey, Nanos, Request, SectorRange};
-use hdcs_core::base::limits::CACHE_BYTES_MIN;
+use hdcs_core::cache::Tier;
 use hdcs_core::cache::heat_map::{Heat, HeatMap};
-use hdcs_core::cache::{SsdConfig, Tier};
 use hdcs_core::volume::{CachedBlocks, Event, Persist};
-use hdcs_kit::volume::World;
+use hdcs_kit::volume::{SSD, World};
 
 fn world(ssd: bool) -> World {
     let mut config = hdcs_kit::volume::config(Persist::OnWrite);
     config.read_ahead_bytes_max = 0;
-    let ssd = ssd.then_some(SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    });
-    let mut world = World::with(config, ssd);
+    let mut world = World::with(config, ssd.then_some(SSD));
     fastrand::Rng::with_seed(6).fill(&mut world.backend);
     world
 }

@@ -1,8 +1,6 @@
 //! What is read seldom does not reach the SSD tier.
 
 use hdcs_core::base::io::{Request, SectorRange};
-use hdcs_core::base::limits::CACHE_BYTES_MIN;
-use hdcs_core::cache::SsdConfig;
 use hdcs_core::volume::{Event, Persist};
 use hdcs_kit::volume::{BYTES, World};
 
@@ -15,15 +13,7 @@ fn world(promote_hits: u8) -> World {
     let mut config = hdcs_kit::volume::config(Persist::OnWrite);
     config.promote_hits = promote_hits;
     config.read_ahead_bytes_max = 0;
-    let ssd = SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    };
-    let mut world = World::with(config, Some(ssd));
-    let mut random = fastrand::Rng::with_seed(6);
-    random.fill(&mut world.backend);
-    world
+    World::over_ssd(config)
 }
 
 /// Read every line once, in an order that is no stream; how many lines the SSD tier took since.

@@ -4,11 +4,11 @@
 use hdcs_core::base::buf::BufMut;
 use hdcs_core::base::error::{IoError, RequestError};
 use hdcs_core::base::io::{Action, BlockKey, Completion, Nanos, Request, RequestId, SectorRange};
-use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_BYTES_MIN};
-use hdcs_core::cache::{SsdConfig, Tier};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::Tier;
 use hdcs_core::format::LOG_HEADER_BLOCKS;
-use hdcs_core::volume::{Context, Cut, Event, Persist, VolumeConfig};
-use hdcs_kit::volume::{BYTES, World};
+use hdcs_core::volume::{Cut, Event, Persist, VolumeConfig};
+use hdcs_kit::volume::{BYTES, SSD, World};
 
 const HALF: u64 = BYTES as u64 / 2;
 /// Begins before the new end, and reaches beyond it.
@@ -17,12 +17,7 @@ const BEYOND: SectorRange = SectorRange::new(HALF / 512 + 800, 64);
 const BEFORE: SectorRange = SectorRange::new(64, 64);
 
 fn with_ssd() -> World {
-    let ssd = SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    };
-    World::with(hdcs_kit::volume::config(Persist::OnWrite), Some(ssd))
+    World::with(hdcs_kit::volume::config(Persist::OnWrite), Some(SSD))
 }
 
 /// All of the pool.
@@ -86,18 +81,11 @@ fn resize_refuses_a_read_whose_cached_copy_turns_out_bad_afterwards() {
         .find(on_ssd)
         .expect("it holds all");
     let range = SectorRange::new(block * 8, 8);
-    let mut actions = Vec::new();
-    let mut cx = Context {
-        cache: &mut world.cache,
-        pool: &world.pool,
-        actions: &mut actions,
-    };
     let event = Event::Request {
         id: RequestId(1),
         request: Request::Read { range },
     };
-    world.volume.step(world.now, event, &mut cx);
-    drop(cx);
+    let actions = world.step_alone([event]);
     let [Action::CacheRead { token, .. }] = &actions[..] else {
         panic!("not from the SSD tier: {actions:?}");
     };

@@ -3,21 +3,8 @@
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Action, Completion, Done, Reply, Request, RequestId, Token};
 use hdcs_core::node::scrub::{ScrubAt, Scrubbed};
-use hdcs_core::volume::{Context, Event, Persist};
+use hdcs_core::volume::{Event, Persist};
 use hdcs_kit::volume::World;
-
-/// Step the volume alone; nothing is performed.
-fn step(world: &mut World, event: Event) -> Vec<Action> {
-    let mut actions = Vec::new();
-    let mut cx = Context {
-        cache: &mut world.cache,
-        pool: &world.pool,
-        actions: &mut actions,
-    };
-    world.volume.step(world.now, event, &mut cx);
-    drop(cx);
-    actions
-}
 
 /// Scrub the log over a device that reads all ones and keeps no write, or whose reads fail.
 fn scrub(world: &mut World, fails: bool) -> Vec<Scrubbed> {
@@ -26,7 +13,7 @@ fn scrub(world: &mut World, fails: bool) -> Vec<Scrubbed> {
     while let Some(at) = next {
         let request = Request::Scrub { at };
         let id = RequestId(1);
-        let mut actions = step(world, Event::Request { id, request });
+        let mut actions = world.step_alone([Event::Request { id, request }]);
         next = loop {
             assert_eq!(actions.len(), 1);
             let ended = |token: Token, result| Event::Completed(Completion { token, result });
@@ -46,7 +33,7 @@ fn scrub(world: &mut World, fails: bool) -> Vec<Scrubbed> {
                 }
                 other => panic!("not a scrub's: {other:?}"),
             };
-            actions = step(world, event);
+            actions = world.step_alone([event]);
         };
     }
     found

@@ -5,9 +5,9 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{
     Action, BlockKey, Completion, Done, Reply, Request, RequestId, SectorRange, Token,
 };
-use hdcs_core::base::limits::{BLOCK_BYTES, CACHE_BYTES_MIN};
-use hdcs_core::cache::{SsdConfig, Tier};
-use hdcs_core::volume::{Context, Event, Persist};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::cache::Tier;
+use hdcs_core::volume::{Event, Persist};
 use hdcs_kit::volume::{BYTES, World};
 
 /// Sectors of a line of 16 KiB.
@@ -17,13 +17,7 @@ const LINE: u64 = 32;
 fn world() -> World {
     let mut config = hdcs_kit::volume::config(Persist::OnWrite);
     config.read_ahead_bytes_max = 0;
-    let ssd = SsdConfig {
-        bytes: CACHE_BYTES_MIN,
-        uuid: [3; 16],
-        line_blocks: 4,
-    };
-    let mut world = World::with(config, Some(ssd));
-    fastrand::Rng::with_seed(6).fill(&mut world.backend);
+    let mut world = World::over_ssd(config);
     let lines = BYTES as u64 / 512 / LINE;
     for line in (0..lines).map(|line| line * 7 % lines) {
         world.read(SectorRange::new(line * LINE, 8));
@@ -45,15 +39,7 @@ fn lines_on_ssd(world: &World) -> Vec<u64> {
 }
 
 fn step(world: &mut World, event: Event) -> Vec<Action> {
-    let mut actions = Vec::new();
-    let mut cx = Context {
-        cache: &mut world.cache,
-        pool: &world.pool,
-        actions: &mut actions,
-    };
-    world.volume.step(world.now, event, &mut cx);
-    world.volume.step(world.now, Event::Poll, &mut cx);
-    drop(cx);
+    let actions = world.step_alone([event, Event::Poll]);
     world.volume.check_invariants();
     actions
 }

@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 
 use hdcs_api::value::Value;
-use hdcs_api::{ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, Volume, VolumeRange};
+use hdcs_api::{
+    ApiError, CheckReport, ErrorKind, ResizeVolume, SetVolume, ShardChoice, Volume, VolumeRange,
+};
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_frontend::VolumeNumber;
 
+use super::entries::Catalogue;
 use super::home::check_resize;
+use super::open::NotOpen;
 use super::places::refuse_longer_image;
+use super::volumes::{MOVED, Volumes};
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
 use crate::catalogue::{Entry, Found, check_volume_bytes};
 use crate::config::VolumeSettings;
@@ -31,27 +36,67 @@ async fn bytes_of(number: VolumeNumber, link: &Link) -> Option<u64> {
     volume.map(|volume| volume.config.bytes)
 }
 
+/// Have a volume that is not open opened on a shard, or wherever there is least to do, once it is.
+async fn set_shard_of_unopened(
+    name: &str,
+    shard: Option<usize>,
+    not_open: NotOpen,
+    volumes: &Volumes,
+    catalogue: &Catalogue,
+) -> Result<(), ApiError> {
+    if matches!(not_open, NotOpen::Leaving { .. } | NotOpen::Stopping) {
+        let why = format!("volume {name}: it is not open: {not_open}");
+        return Err(ApiError::new(ErrorKind::Conflict, why));
+    }
+    let mut entry = volumes.known(name)?;
+    entry.shard = shard;
+    catalogue.update(&entry).await?;
+    volumes.put(entry, Some(not_open));
+    Ok(())
+}
+
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
-        let what = if request.shard.is_some() {
-            "moved"
-        } else {
-            "changed"
+        if let Some(value) = request.settings.get("shard") {
+            let value = match value {
+                None => "auto".to_owned(),
+                Some(Value::Text(text)) => text.clone(),
+                Some(value) => value.to_string(),
+            };
+            return Err(invalid(format!(
+                "volume {name}: shard is no setting: use `--shard {value}`"
+            )));
+        }
+        let what = match request.shard {
+            Some(ShardChoice::On(_)) => MOVED,
+            _ => "changed",
         };
         let _busy = self.volumes.begin(name, what)?;
-        let mut entry = self.volumes.entry(name)?;
-        if let Some(shard) = request.shard {
-            self.check_shard(name, shard)?;
+        let slot = self.volumes.slot(name)?;
+        let shard = match request.shard {
+            Some(ShardChoice::On(shard)) => Some(self.check_shard(name, shard)?),
+            _ => None,
+        };
+        if let Some(not_open) = slot.not_open
+            && request.shard.is_some()
+            && request.settings.is_empty()
+        {
+            let volumes = &self.volumes;
+            set_shard_of_unopened(name, shard, not_open, volumes, &self.catalogue).await?;
+            return self.volume(name).await;
         }
+        let mut entry = self.volumes.entry(name)?;
         if !request.settings.is_empty() {
             self.set_settings(name, &mut entry, request.settings)
                 .await?;
         }
-        if let Some(shard) = request.shard {
-            self.move_to(&entry, shard).await?;
-            if entry.shard != Some(shard) {
-                entry.shard = Some(shard);
+        if request.shard.is_some() {
+            if let Some(shard) = shard {
+                self.move_to(&entry, shard).await?;
+            }
+            if entry.shard != shard {
+                entry.shard = shard;
                 self.catalogue.update(&entry).await?;
                 self.volumes.put(entry, None);
             }
@@ -221,6 +266,7 @@ impl Node {
 
     /// Begin to write everything dirty to the backend. Progress is in the counters.
     pub async fn flush(&self, name: &str) -> Result<Volume, ApiError> {
+        self.volumes.refuse_while_moved(name)?;
         let number = VolumeNumber(self.volumes.entry(name)?.number);
         self.link
             .command(name, "flushing it", COMMAND_TIME_MAX, |answer| {
@@ -242,6 +288,7 @@ impl Node {
         range: VolumeRange,
         promote: bool,
     ) -> Result<(), ApiError> {
+        self.volumes.refuse_while_moved(name)?;
         let entry = self.volumes.entry(name)?;
         let number = VolumeNumber(entry.number);
         let bytes = range

@@ -133,6 +133,9 @@ impl Node {
         self.setup
             .settings_of(&request.settings)
             .map_err(|error| at(error.message))?;
+        let shard = request.shard;
+        let shard = shard.map(|shard| self.check_shard(name.as_str(), shard));
+        let shard = shard.transpose()?;
         let found = match &request.backend {
             Some(url) => check_backend(url, &self.setup, &self.volumes)
                 .await
@@ -182,7 +185,7 @@ impl Node {
             log,
             backend: request.backend.clone(),
             pins: Vec::new(),
-            shard: None,
+            shard,
             backend_identity: new.and_then(hdcs_backend::choose_identity),
             backend_is_new: new.is_some(),
             encryption,

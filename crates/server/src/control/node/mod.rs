@@ -49,6 +49,7 @@ use hdcs_frontend::nbd::tls::Certificates;
 use heat::Heats;
 use home::Tiers;
 use memory::Memories;
+use moving::Moves;
 use open::Opening;
 use record::Records;
 use scrub::Scrubs;
@@ -95,6 +96,8 @@ pub struct Node {
     volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
+    /// Volumes on their way from one shard to another.
+    moves: Moves,
     /// Memory that volumes have reserved.
     memories: Arc<Memories>,
     /// What is dirty, recorded beside the entries.
@@ -170,6 +173,7 @@ impl Node {
             catalogue: Catalogue::new(dir),
             volumes,
             openings: Mutex::default(),
+            moves: Moves::default(),
             memories,
             records: Records::default(),
             flushes,

@@ -12,24 +12,138 @@
 //! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
 //! 3. Whoever waits for it, on whatever shard, is told in any case where it is.
 //! 4. Where somebody has put a volume is recorded, and it is opened there as long as there is such a shard.
+//! 5. A volume does not go where there is no memory for the connections that would follow it.
+//! 6. A move is no fault. Until it ends or fails, a volume is shown in the state and with the figures that it had before;
+//!    only a move that takes longer than [`TIME_MAX`] is a problem.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use hdcs_api::{ApiError, ErrorKind};
+use hdcs_api::{ApiError, ErrorKind, Volume};
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_core::base::io::Nanos;
 use hdcs_frontend::{OpeningId, VolumeNumber};
 use tokio::sync::oneshot;
 
 use super::open::NotOpen;
-use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid};
+use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, find, invalid, lock};
 use crate::catalogue::Entry;
 use crate::control::link::DataPath;
-use crate::shard::command::Command;
+use crate::shard::command::{Command, VolumeReport};
 
 /// How long the requests of clients may take before a volume moves.
 const PATIENCE: Nanos = Nanos::from_millis(10_000);
+
+/// How long a move may take before it is a problem.
+const TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the last report of a volume is kept after its move: longer than any report takes.
+const KEPT_TIME: Duration = Duration::from_secs(30);
+
+/// Where a volume moves to, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moving {
+    pub shard: usize,
+    pub since: Instant,
+}
+
+impl Moving {
+    /// For how long it has been moving, if that is longer than it should take.
+    pub fn hangs_for(self) -> Option<Duration> {
+        Some(self.since.elapsed()).filter(|age| *age >= TIME_MAX)
+    }
+}
+
+impl fmt::Display for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shard = self.shard;
+        match self.hangs_for() {
+            None => write!(f, "it is being moved to shard {shard}"),
+            Some(age) => write!(
+                f,
+                "it has been moving to shard {shard} for {} s: its log is being replayed there, or that log or its \
+                 backend does not answer; it serves again by itself once that has ended",
+                age.as_secs()
+            ),
+        }
+    }
+}
+
+/// A move, and what the volume was before it.
+#[derive(Clone, Debug)]
+pub(super) struct Move {
+    pub to: Moving,
+    /// The last report of the volume before the move.
+    pub before: Arc<VolumeReport>,
+    /// When the volume was open where it was to be.
+    ended: Option<Instant>,
+}
+
+impl Move {
+    /// Show in a volume that it moves.
+    pub fn show(&self, volume: &mut Volume) {
+        // Once it has ended, the report is what is late.
+        if self.ended.is_some() {
+            return;
+        }
+        "moving".clone_into(&mut volume.phase);
+        if let Some(age) = self.to.hangs_for() {
+            volume.reason = Some(self.to.to_string());
+            volume.trouble_ms = Some(age.as_millis() as u64);
+        }
+    }
+}
+
+/// The moves that are under way, and those that ended a short time ago, by the numbers of volumes.
+#[derive(Debug, Default)]
+pub(super) struct Moves(Mutex<BTreeMap<u32, Move>>);
+
+impl Moves {
+    fn begin(&self, number: VolumeNumber, to: Moving, before: VolumeReport) {
+        let one = Move {
+            to,
+            before: Arc::new(before),
+            ended: None,
+        };
+        lock(&self.0).insert(number.0, one);
+    }
+
+    /// The volume is open where it was to be.
+    fn end(&self, number: VolumeNumber) {
+        if let Some(one) = lock(&self.0).get_mut(&number.0) {
+            one.ended = Some(Instant::now());
+        }
+    }
+
+    /// The volume stays where it is, or is not open any more.
+    fn give_up(&self, number: VolumeNumber) {
+        lock(&self.0).remove(&number.0);
+    }
+
+    /// The move of a volume that a report may have missed the volume in, since it was asked for before the move ended.
+    /// Without a report: the move that is under way.
+    pub fn during(&self, number: VolumeNumber, asked: Option<Instant>) -> Option<Move> {
+        let moves = lock(&self.0);
+        let found = moves.get(&number.0);
+        found.filter(|one| may_miss(asked, one.ended)).cloned()
+    }
+
+    /// Forget moves that ended before any report that somebody still looks at was asked for.
+    pub fn forget_old(&self) {
+        let is_old = |one: &Move| one.ended.is_some_and(|ended| ended.elapsed() >= KEPT_TIME);
+        lock(&self.0).retain(|_, one| !is_old(one));
+    }
+}
+
+/// Whether a report that was asked for at some time may miss a volume whose move ended at another.
+fn may_miss(asked: Option<Instant>, ended: Option<Instant>) -> bool {
+    match (asked, ended) {
+        (_, None) => true,
+        (Some(asked), Some(ended)) => asked <= ended,
+        (None, Some(_)) => false,
+    }
+}
 
 /// Where a volume is to be opened.
 #[derive(Clone, Debug, Default)]
@@ -42,17 +156,25 @@ pub(super) struct Destination {
     pub memory: Option<Arc<VolumeMemory>>,
 }
 
+/// The shards of a node that has so many.
+pub(super) fn shards_in_words(count: usize) -> String {
+    match count {
+        1 => "shard 0".to_owned(),
+        _ => format!("shards 0 to {}", count - 1),
+    }
+}
+
 impl Node {
-    /// Whether the data path has a shard of this number.
-    pub(super) fn check_shard(&self, name: &str, shard: usize) -> Result<(), ApiError> {
+    /// The shard of this number, if the data path has it.
+    pub(super) fn check_shard(&self, name: &str, shard: u64) -> Result<usize, ApiError> {
         let count = self.link.path().shards();
-        if shard < count {
-            return Ok(());
+        if let Some(found) = usize::try_from(shard).ok().filter(|&found| found < count) {
+            return Ok(found);
         }
         let which = if count == 1 {
             "has only shard 0: see `shards` in the configuration".to_owned()
         } else {
-            format!("has shards 0 to {}", count - 1)
+            format!("has {}", shards_in_words(count))
         };
         Err(invalid(format!(
             "volume {name}: there is no shard {shard}: the data path {which}"
@@ -62,7 +184,6 @@ impl Node {
     /// Move an open volume to another shard. Whoever calls it has begun an operation on the volume.
     pub(super) async fn move_to(&self, entry: &Entry, shard: usize) -> Result<(), ApiError> {
         let name = entry.name.as_str();
-        self.check_shard(name, shard)?;
         let number = VolumeNumber(entry.number);
         let Some(from) = self.link.path().shard_of(number) else {
             return Err(at_volume(name, failed("it is not open")));
@@ -70,8 +191,44 @@ impl Node {
         if from == shard {
             return Ok(());
         }
-        let why = format!("it is being moved to shard {shard}");
-        self.volumes.explain(name, Some(why));
+        let report = self.link.report().await?;
+        let before = find(&report, number).cloned();
+        let before = before.ok_or_else(|| at_volume(name, failed("it is not open")))?;
+        let mut parts = report.shards.iter();
+        if let Some(part) = parts.find(|part| part.number == shard)
+            && before.connections > part.connections_left
+        {
+            let why = format!(
+                "it is not moved: {} clients are connected to it, and shard {shard} has memory for {} more: end some of \
+                 them, or raise `memory_max_mib`",
+                before.connections, part.connections_left
+            );
+            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        }
+        let since = Instant::now();
+        let to = Moving { shard, since };
+        self.moves.begin(number, to, before);
+        let moved = self.depart_and_open(entry, to).await;
+        if moved.is_err() {
+            self.moves.give_up(number);
+        }
+        moved?;
+        if self.link.path().shard_of(number) != Some(shard) {
+            let why = "it is not moved: a device had not let go of it, so it was opened where it had been";
+            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        }
+        tracing::info!(
+            "volume {name} was moved from shard {from} to shard {shard} in {} ms",
+            since.elapsed().as_millis()
+        );
+        Ok(())
+    }
+
+    /// Close a volume on its shard, and open it on another one.
+    async fn depart_and_open(&self, entry: &Entry, to: Moving) -> Result<(), ApiError> {
+        let name = entry.name.as_str();
+        let number = VolumeNumber(entry.number);
+        self.volumes.explain(name, Some(to.to_string()));
         let (answer, answered) = oneshot::channel();
         let sent = self.link.send(Command::Depart {
             volume: number,
@@ -92,44 +249,37 @@ impl Node {
             let why = format!("it is not moved: {why}");
             at_volume(name, ApiError::new(ErrorKind::Conflict, why))
         })?;
-        let since = Instant::now();
-        self.volumes
-            .put(entry.clone(), Some(NotOpen::Opening { since }));
+        self.volumes.put(entry.clone(), Some(NotOpen::Moving(to)));
         self.records.closed(entry.number, departed.left).await;
         let destination = Destination {
-            shard: Some(shard),
+            shard: Some(to.shard),
             continues: Some(departed.opening),
             memory: departed.memory,
         };
         let volumes = self.volumes.entries().len();
         let opened = self.open_at(entry, volumes, destination).await;
-        self.say_follow(number).await;
-        opened.map_err(|failure| self.volumes.refusal(name, &failure))?;
-        if self.link.path().shard_of(number) != Some(shard) {
-            let why = "it is not moved: a device had not let go of it, so it was opened where it had been";
-            return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+        // From now on it is shown as what it is.
+        match opened {
+            Ok(()) => self.moves.end(number),
+            Err(_) => self.moves.give_up(number),
         }
-        tracing::info!(
-            "volume {name} was moved from shard {from} to shard {shard} in {} ms",
-            since.elapsed().as_millis()
-        );
-        Ok(())
+        say_follow(self.link.shared_path(), number).await;
+        opened.map_err(|failure| self.volumes.refusal(name, &failure))
     }
+}
 
-    /// Have the connections that wait for a volume, on whatever shard, go where that is.
-    async fn say_follow(&self, number: VolumeNumber) {
-        let shards = 0..self.link.path().shards();
-        let told: Vec<_> = shards
-            .map(|shard| tokio::spawn(say_follow_to(self.link.shared_path(), shard, number)))
-            .collect();
-        // Until then the volume does not move on, so that they find it. A shard that is stuck hears of it later.
-        let all = async {
-            for one in told {
-                let _ = one.await;
-            }
-        };
-        let _ = tokio::time::timeout(COMMAND_TIME_MAX, all).await;
-    }
+/// Have the connections that wait for a volume, on whatever shard, go where that is.
+async fn say_follow(path: &Arc<dyn DataPath>, number: VolumeNumber) {
+    let told: Vec<_> = (0..path.shards())
+        .map(|shard| tokio::spawn(say_follow_to(Arc::clone(path), shard, number)))
+        .collect();
+    // Until then the volume does not move on, so that they find it. A shard that is stuck hears of it later.
+    let all = async {
+        for one in told {
+            let _ = one.await;
+        }
+    };
+    let _ = tokio::time::timeout(COMMAND_TIME_MAX, all).await;
 }
 
 /// Tell one shard, however long it is busy: connections there wait for it. One that has ended has ended them.
@@ -141,5 +291,45 @@ async fn say_follow_to(path: Arc<dyn DataPath>, shard: usize, number: VolumeNumb
             return;
         }
         tokio::time::sleep(WATCH_PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moving_report_may_miss_a_volume_until_one_that_was_asked_for_after_its_move() {
+        let before = Instant::now();
+        let ended = before + Duration::from_millis(1);
+        let after = ended + Duration::from_millis(1);
+        assert!(may_miss(None, None) && may_miss(Some(after), None));
+        assert!(may_miss(Some(before), Some(ended)) && may_miss(Some(ended), Some(ended)));
+        assert!(!may_miss(Some(after), Some(ended)) && !may_miss(None, Some(ended)));
+    }
+
+    #[test]
+    fn moving_volume_says_for_how_long_once_that_is_too_long() {
+        let now = Instant::now();
+        let moving = |age: Duration| Moving {
+            shard: 2,
+            since: now.checked_sub(age).unwrap(),
+        };
+        let young = moving(Duration::ZERO);
+        assert_eq!(young.to_string(), "it is being moved to shard 2");
+        assert_eq!(young.hangs_for(), None);
+        let old = moving(TIME_MAX);
+        assert!(old.hangs_for().is_some());
+        let said = old.to_string();
+        assert!(
+            said.starts_with("it has been moving to shard 2 for 1"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn shards_are_said_by_their_numbers() {
+        assert_eq!(shards_in_words(1), "shard 0");
+        assert_eq!(shards_in_words(4), "shards 0 to 3");
     }
 }

@@ -46,11 +46,11 @@ use super::create::{check_log_place, is_block_device, make_log};
 use super::delete::{DELETED, Leaving, forget_cached};
 use super::entries::Catalogue;
 use super::home::make_home;
-use super::moving::Destination;
+use super::moving::{Destination, Moving};
 use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
 use super::volumes::Busy;
-use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock};
+use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock, moving};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::{DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
@@ -81,6 +81,8 @@ pub(super) enum NotOpen {
         /// Since then.
         since: Instant,
     },
+    /// It is between two shards.
+    Moving(Moving),
     /// Its backend cannot be reached, somebody still uses its log, or there is too little memory for it; it is tried
     /// again.
     Waiting {
@@ -94,6 +96,8 @@ pub(super) enum NotOpen {
     LogLost { why: String, loss: Loss },
     /// Its local store is lost.
     LocalStoreLost { why: String, loss: Loss },
+    /// The node stops.
+    Stopping,
     /// Somebody must put something right.
     Refused { why: String },
     /// Deleting or detaching it has begun, and did not end.
@@ -138,6 +142,7 @@ impl NotOpen {
                     None => Self::Refused { why },
                 }
             }
+            Failure::Stopping => Self::Stopping,
             Failure::InUse => Self::Refused {
                 why: format!("{why}: so it was at each of {attempts} attempts"),
             },
@@ -158,7 +163,9 @@ impl NotOpen {
     pub fn phase(&self) -> &'static str {
         match self {
             Self::Opening { .. } => "opening",
+            Self::Moving(_) => "moving",
             Self::Waiting { .. } => "waiting",
+            Self::Stopping => "closed",
             Self::LogLost { .. }
             | Self::LocalStoreLost { .. }
             | Self::Refused { .. }
@@ -170,6 +177,7 @@ impl NotOpen {
     pub fn hangs_for(&self) -> Option<Duration> {
         match self {
             Self::Opening { since } => Some(since.elapsed()).filter(|age| *age >= HANG_TIME_LOCAL),
+            Self::Moving(moving) => moving.hangs_for(),
             _ => None,
         }
     }
@@ -195,6 +203,10 @@ impl fmt::Display for NotOpen {
                     age.as_secs()
                 ),
             },
+            Self::Moving(moving) => write!(f, "{moving}"),
+            Self::Stopping => {
+                f.write_str("the node is stopping; the volume is opened at the next start")
+            }
             Self::Waiting { why, attempts, .. } => write!(
                 f,
                 "{why}: tried {attempts} times, and again by itself; `hdcs volume open` tries at once"
@@ -246,7 +258,7 @@ impl Node {
         spec.shard = destination.shard.or(put_there);
         spec.continues = destination.continues;
         let (answer, answered) = oneshot::channel();
-        let stopping = || refused("the node is stopping".to_owned());
+        let stopping = || OpenFailure::new(Failure::Stopping, "the node is stopping");
         if !self.link.send(Command::Open(Box::new(spec), answer)) {
             return Err(stopping());
         }
@@ -444,9 +456,10 @@ impl Node {
                 Found::Entry(entry) => {
                     let shards = self.link.path().shards();
                     if let Some(shard) = entry.shard.filter(|&shard| shard >= shards) {
+                        let all = moving::shards_in_words(shards);
                         tracing::warn!(
-                            "volume {name} was put on shard {shard}, and the data path has {shards}: it goes where least \
-                             is to do"
+                            "volume {name} is set to shard {shard}, but this node has only {all} (`shards`): it is placed \
+                             freely until there is a shard {shard} again"
                         );
                     }
                     let since = Instant::now();

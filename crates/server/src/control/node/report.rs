@@ -9,7 +9,7 @@ use std::time::Duration;
 use hdcs_api::{ApiError, Counters, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
-use hdcs_core::volume::State;
+use hdcs_core::volume::{Phase, State};
 use hdcs_frontend::VolumeNumber;
 
 use super::memory::Totals;
@@ -119,6 +119,7 @@ impl Node {
             settings: BTreeMap::new(),
             overridden: Vec::new(),
             shard: None,
+            shard_set: None,
             counters: None,
             latency: None,
             scrub: None,
@@ -140,9 +141,14 @@ impl Node {
         volume.heat = self.heats.view(entry);
         let layout = self.setup.layout();
         volume.number = entry.number;
+        let number = VolumeNumber(entry.number);
+        let found = report.and_then(|report| find(report, number));
+        let one = self.moves.during(number, report.map(|report| report.asked));
+        let before = one.as_ref().map(|one| &*one.before);
+        volume.shard_set = entry.shard.map(|shard| shard as u64);
         let path = self.link.path();
-        if path.shards() > 1 {
-            let shard = path.shard_of(VolumeNumber(entry.number));
+        if path.shards() > 1 || entry.shard.is_some() {
+            let shard = path.shard_of(number).or(before.map(|before| before.shard));
             volume.shard = shard.map(|shard| shard as u64);
         }
         volume.uuid = entry.uuid.to_string();
@@ -160,11 +166,24 @@ impl Node {
         if let Ok(settings) = self.setup.settings_of(&entry.settings) {
             volume.settings = settings.values();
         }
-        if let Some(found) = report.and_then(|report| find(report, VolumeNumber(entry.number))) {
+        // While it moves, what it was before stands for what no shard can say.
+        let is_open = |found: &&VolumeReport| found.phase == Phase::Open;
+        let found = match before {
+            Some(before) => Some(found.filter(is_open).unwrap_or(before)),
+            None => found,
+        };
+        if one.is_some() {
+            volume.reason = None;
+            volume.trouble_ms = None;
+        }
+        if let Some(found) = found {
             view::phase(found.phase).clone_into(&mut volume.phase);
             view::state(found.state).clone_into(&mut volume.state);
             volume.reason = view::reason(found, volume.read_only).or(volume.reason);
             volume.trouble_ms = found.trouble.map(|(_, age)| age.as_millis());
+            if let Some(one) = &one {
+                one.show(&mut volume);
+            }
             volume.pin_trouble.clone_from(&found.pin_trouble);
             volume.log_durability = view::log_durability(found);
             volume.benefit = Some(view::benefit(&found.benefit));
@@ -212,6 +231,7 @@ impl Node {
             index_bytes,
             index_used_bytes,
         } = self.memories.totals();
+        let dirty = |volume: &Volume| Some(volume.counters.as_ref()?.dirty_bytes);
         let sum = |part: fn(&VolumeReport) -> u64| report.volumes.iter().map(part).sum();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -228,7 +248,7 @@ impl Node {
             volumes: views.len() as u64,
             volumes_by_state,
             volumes_opening: views.iter().filter(is_opening).count() as u64,
-            dirty_bytes: sum(|v| v.stats.dirty_bytes),
+            dirty_bytes: views.iter().filter_map(dirty).sum(),
             memory: Memory {
                 max_bytes: self.setup.node().memory_max_mib << 20,
                 rss_bytes: view::resident_set_bytes(),
@@ -265,6 +285,7 @@ impl Node {
         let views = slots
             .iter()
             .map(|(name, slot)| self.view(name, slot, Some(&report)));
+        self.moves.forget_old();
         self.watch.note_states(views, &self.events);
         self.records.renew(asked, &report);
         self.tiers

@@ -42,6 +42,14 @@ impl Drop for Busy<'_> {
     }
 }
 
+/// What is being done to a volume that goes to another shard.
+pub(super) const MOVED: &str = "moved";
+
+fn is_busy(name: &str, what: &str) -> ApiError {
+    let why = format!("volume {name}: it is being {what}: wait until that has ended");
+    ApiError::new(ErrorKind::Conflict, why)
+}
+
 /// The volumes of the node, by name.
 pub(super) struct Volumes {
     setup: Arc<Setup>,
@@ -66,16 +74,21 @@ impl Volumes {
     pub fn begin(&self, name: &str, what: &'static str) -> Result<Busy<'_>, ApiError> {
         let mut busy = lock(&self.busy);
         if let Some(other) = busy.get(name) {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!("volume {name}: it is being {other}: wait until that has ended"),
-            ));
+            return Err(is_busy(name, other));
         }
         busy.insert(name.to_owned(), what);
         Ok(Busy {
             volumes: self,
             name: name.to_owned(),
         })
+    }
+
+    /// Refuse what goes on beside other operations, but not while a volume moves.
+    pub fn refuse_while_moved(&self, name: &str) -> Result<(), ApiError> {
+        match lock(&self.busy).get(name) {
+            Some(&MOVED) => Err(is_busy(name, MOVED)),
+            _ => Ok(()),
+        }
     }
 
     /// What the node has under this name.
@@ -180,7 +193,7 @@ impl Volumes {
     /// Why a volume was not opened by hand, as its slot says it now.
     pub fn refusal(&self, name: &str, failure: &OpenFailure) -> ApiError {
         let kind = match failure.kind {
-            Failure::Unreachable => ErrorKind::Unavailable,
+            Failure::Unreachable | Failure::Stopping => ErrorKind::Unavailable,
             Failure::LogLost
             | Failure::LocalLost
             | Failure::Gone
