@@ -142,7 +142,8 @@ impl Table<'_> {
 /// All rows, as measured in one place.
 pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
     use Peer::{
-        Device, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained, SustainedMemory,
+        Beside, Device, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained,
+        SustainedFour, SustainedMemory,
     };
     let table = Table { findings, place };
     let (one, deep, thread) = ("randwrite-qd1", "randwrite-qd32", "randwrite-qd32-thread");
@@ -227,6 +228,24 @@ pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
             "sustained 4k randwrite QD32, backend in memory / burst, IOPS",
             true,
             table.by((sustained, SustainedMemory), (deep, OnWrite), IOPS),
+        ),
+        row(
+            "sustained-four",
+            "sustained 4k randwrite QD32 each, four volumes / one, IOPS",
+            true,
+            same(sustained, SustainedFour, Sustained, IOPS),
+        ),
+        row(
+            "read-beside",
+            "4k randread QD4, beside sustained writes / by itself, p50",
+            false,
+            same("read-beside", Beside, Sustained, P50),
+        ),
+        row(
+            "read-beside-p99",
+            "4k randread QD4, beside sustained writes / by itself, p99",
+            false,
+            same("read-beside", Beside, Sustained, P99),
         ),
         row(
             "flush-nbdkit",
