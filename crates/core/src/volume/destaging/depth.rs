@@ -91,4 +91,20 @@ mod tests {
         assert_eq!(depth(false), 1, "nobody waits, and the log is empty");
         assert_eq!(depth(true), config.destage_depth_max);
     }
+
+    #[test]
+    fn destaging_begins_several_writes_once_there_is_room_for_half_of_its_depth() {
+        let begins = |depth, busy| {
+            let destaging = Destaging {
+                depth,
+                ..Destaging::default()
+            };
+            destaging.depth_to_begin(busy) - busy
+        };
+        assert_eq!([0, 1].map(|busy| begins(1, busy)), [1, 0]);
+        assert_eq!([0, 1, 2, 3].map(|busy| begins(3, busy)), [3, 2, 0, 0]);
+        assert_eq!([0, 4, 5, 8].map(|busy| begins(8, busy)), [8, 4, 0, 0]);
+        assert_eq!([0, 56, 57].map(|busy| begins(64, busy)), [64, 8, 0]);
+        assert_eq!(begins(2, 5), 0, "the depth has sunk");
+    }
 }
