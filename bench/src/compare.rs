@@ -356,7 +356,7 @@ impl Run<'_> {
         if peer == Peer::SsdHit {
             check_ssd_hits(&shown_before, &shown_after, requests)?;
         }
-        let has_volume = peer.is_hdcs() && peer != Peer::Four;
+        let has_volume = peer.is_hdcs() && !peer.is_four();
         Ok(Sample {
             profile: profile.name.to_owned(),
             peer: peer.name().to_owned(),

@@ -139,11 +139,15 @@ pub enum Peer {
     Sustained,
     /// The same over a file in memory.
     SustainedMemory,
+    /// Four volumes with smaller logs that are overrun at once, each with the whole load.
+    SustainedFour,
+    /// Reads of the volume whose log is overrun meanwhile.
+    Beside,
 }
 
 impl Peer {
     /// All of them, in the order of the tables.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Device,
         Self::DeviceDurable,
         Self::Nbdkit,
@@ -156,6 +160,8 @@ impl Peer {
         Self::Four,
         Self::Sustained,
         Self::SustainedMemory,
+        Self::SustainedFour,
+        Self::Beside,
     ];
 
     /// Name in results.
@@ -173,6 +179,8 @@ impl Peer {
             Self::Four => "hdcs-four",
             Self::Sustained => "hdcs-sustained",
             Self::SustainedMemory => "hdcs-sust-mem",
+            Self::SustainedFour => "hdcs-sust-four",
+            Self::Beside => "hdcs-beside",
         }
     }
 
@@ -196,6 +204,11 @@ impl Peer {
         is_there && profile.peers.contains(&self)
     }
 
+    /// Whether it is several volumes that are written at once.
+    pub const fn is_four(self) -> bool {
+        matches!(self, Self::Four | Self::SustainedFour)
+    }
+
     /// The volume that is its face.
     const fn volume(self) -> &'static str {
         match self {
@@ -203,7 +216,7 @@ impl Peer {
             Self::DramHit => "dram",
             Self::SsdHit => "ssd",
             Self::Miss => "miss",
-            Self::Sustained => "sustained",
+            Self::Sustained | Self::Beside => "sustained",
             Self::SustainedMemory => "sustained-mem",
             _ => "on-write",
         }
@@ -234,8 +247,13 @@ const SMALL_CONFIG: &str = "memory_max_mib = 256\ncache_total_size_mib = 3072\n"
 const SUSTAINED_CONFIG: &str = "memory_max_mib = 1024\ncache_total_size_mib = 0\n";
 
 /// Name of one of the volumes that are written at once.
-fn one_of_four(number: u32) -> String {
-    format!("four{number}")
+fn one_of_four(peer: Peer, number: u32) -> String {
+    let name = if peer == Peer::Four {
+        "four"
+    } else {
+        "overrun"
+    };
+    format!("{name}{number}")
 }
 
 impl<'a> Peers<'a> {
@@ -286,7 +304,10 @@ impl<'a> Peers<'a> {
             }
             this.small = Some(node);
         }
-        let on_sustained = of(&[Peer::Sustained, Peer::SustainedMemory]);
+        let mut on_sustained = of(&[Peer::Sustained, Peer::SustainedMemory, Peer::SustainedFour]);
+        if peers.contains(&Peer::Beside) && !on_sustained.contains(&Peer::Sustained) {
+            on_sustained.push(Peer::Sustained);
+        }
         if !on_sustained.is_empty() {
             let node = lab.node("sustained", Some(SUSTAINED_CONFIG))?;
             if on_sustained.contains(&Peer::SustainedMemory) {
@@ -356,6 +377,13 @@ impl<'a> Peers<'a> {
             Peer::Sustained | Peer::SustainedMemory => {
                 (sizes.sustained_disk_bytes, sizes.sustained_log_bytes)
             }
+            Peer::SustainedFour => {
+                let four = u64::from(FOUR);
+                (
+                    sizes.sustained_disk_bytes / four,
+                    sizes.sustained_log_bytes / four,
+                )
+            }
             _ => (sizes.disk_bytes, small),
         };
         for name in Self::volumes(peer) {
@@ -383,8 +411,8 @@ impl<'a> Peers<'a> {
 
     /// The volumes behind a face of HDCS.
     fn volumes(peer: Peer) -> Vec<String> {
-        if peer == Peer::Four {
-            (0..FOUR).map(one_of_four).collect()
+        if peer.is_four() {
+            (0..FOUR).map(|number| one_of_four(peer, number)).collect()
         } else {
             vec![peer.volume().to_owned()]
         }
@@ -395,24 +423,50 @@ impl<'a> Peers<'a> {
         match peer {
             Peer::SsdHit | Peer::Miss => self.small.as_ref(),
             Peer::OnWrite | Peer::OnFlush | Peer::DramHit | Peer::Four => self.node.as_ref(),
-            Peer::Sustained | Peer::SustainedMemory => self.sustained.as_ref(),
+            Peer::Sustained | Peer::SustainedMemory | Peer::SustainedFour | Peer::Beside => {
+                self.sustained.as_ref()
+            }
             Peer::Device | Peer::DeviceDurable | Peer::Nbdkit | Peer::Qemu => None,
         }
     }
 
     /// Run a load on a peer.
     pub fn run(&self, peer: Peer, load: &Load, results: &Directory, name: &str) -> Result<Outcome> {
-        if peer != Peer::Four {
+        if peer == Peer::Beside {
+            return self.run_beside_writes(peer, load, results, name);
+        }
+        if !peer.is_four() {
             return load.run(&self.target(peer)?, &results.raw(name));
         }
         let node = self.node_of(peer).context("its node is not up")?;
         let one = |number: u32| {
             let mut load = load.clone();
             load.seed += u64::from(number);
-            (one_of_four(number), format!("{name}-{number}"), load)
+            (one_of_four(peer, number), format!("{name}-{number}"), load)
         };
         let loads: Vec<_> = (0..FOUR).map(one).collect();
         Ok(fio::together(&lab::together(node, results, &loads)?))
+    }
+
+    /// Run a load of reads beside writes that overrun the log; what the reads gave.
+    fn run_beside_writes(
+        &self,
+        peer: Peer,
+        reads: &Load,
+        results: &Directory,
+        name: &str,
+    ) -> Result<Outcome> {
+        let node = self.node_of(peer).context("its node is not up")?;
+        let writes = Load {
+            depth: 32,
+            seed: reads.seed + 1,
+            seconds: reads.seconds,
+            ..Load::random("randwrite", reads.span_bytes)
+        };
+        let one = |load: Load, of: &str| (peer.volume().to_owned(), format!("{name}-{of}"), load);
+        let loads = [one(reads.clone(), "reads"), one(writes, "writes")];
+        let mut outcomes = lab::together(node, results, &loads)?.into_iter();
+        outcomes.next().context("the reads gave nothing")
     }
 
     /// Where fio reaches a peer.
@@ -455,7 +509,7 @@ impl<'a> Peers<'a> {
     /// What the node says of the volume behind a face of HDCS.
     pub fn show(&self, peer: Peer) -> Result<serde_json::Value> {
         self.node_of(peer)
-            .filter(|_| peer != Peer::Four)
+            .filter(|_| !peer.is_four())
             .map_or(Ok(serde_json::Value::Null), |node| node.show(peer.volume()))
     }
 
@@ -473,6 +527,12 @@ impl<'a> Peers<'a> {
             load.seconds = Some(SUSTAINED_SECONDS_MAX);
             load.span_bytes = sizes.sustained_disk_bytes;
             load.bytes_max = Some(sizes.sustained_log_bytes * OVERRUN);
+            if peer == Peer::SustainedFour {
+                load.span_bytes /= u64::from(FOUR);
+                load.bytes_max = load.bytes_max.map(|bytes| bytes / u64::from(FOUR));
+            }
+        } else if matches!(peer, Peer::Sustained | Peer::Beside) {
+            load.span_bytes = sizes.sustained_disk_bytes;
         } else if peer == Peer::Miss {
             load.span_bytes = sizes.miss_disk_bytes;
             load.align_bytes = Some(CACHE_LINE_BYTES);
@@ -494,7 +554,7 @@ impl<'a> Peers<'a> {
         let load = self.fit(profile, peer, seconds, seed);
         let bytes_max = if profile.overruns() {
             // The log is full when the run begins, as it will be from then on.
-            Some(self.sizes.sustained_log_bytes)
+            load.bytes_max.map(|bytes| bytes / OVERRUN)
         } else {
             load.bytes_max.map(|bytes| bytes / WARM_SHARE)
         };
@@ -516,7 +576,9 @@ impl<'a> Peers<'a> {
             return Ok(());
         };
         match peer {
-            Peer::Miss => node.command(&["volume", "evict", peer.volume()]).map(drop),
+            Peer::Miss | Peer::Sustained | Peer::Beside => {
+                node.command(&["volume", "evict", peer.volume()]).map(drop)
+            }
             Peer::DramHit | Peer::SsdHit => {
                 let target = node.target(peer.volume());
                 self.lab.warm(&target, self.sizes.hit_span_bytes)
@@ -528,7 +590,7 @@ impl<'a> Peers<'a> {
     /// End a peer's turn: nothing of it works on, and what it wrote does not wait in the device's
     /// cache for the next one's flush.
     pub fn settle(&self, peer: Peer, profile: &Profile) -> Result<()> {
-        if profile.reads() {
+        if profile.reads() && peer != Peer::Beside {
             return Ok(());
         }
         if let Some(node) = self.node_of(peer) {

@@ -41,8 +41,8 @@ fn colour(peer: Peer) -> &'static str {
         Peer::Nbdkit => "#c8a25a",
         Peer::Qemu => "#8d6e63",
         Peer::OnWrite | Peer::DramHit | Peer::Sustained => "#1565c0",
-        Peer::OnFlush | Peer::SsdHit | Peer::Four => "#2e9e5b",
-        Peer::Miss | Peer::SustainedMemory => "#c2185b",
+        Peer::OnFlush | Peer::SsdHit | Peer::Four | Peer::SustainedFour => "#2e9e5b",
+        Peer::Miss | Peer::SustainedMemory | Peer::Beside => "#c2185b",
     }
 }
 

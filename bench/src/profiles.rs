@@ -161,9 +161,21 @@ pub fn all() -> Vec<Profile> {
         of(
             SUSTAINED,
             "4k random write, depth 32, log overrun four times",
-            &[Peer::Qemu, Peer::Sustained, Peer::SustainedMemory],
+            &[
+                Peer::Qemu,
+                Peer::Sustained,
+                Peer::SustainedMemory,
+                Peer::SustainedFour,
+            ],
             false,
             write(32),
+        ),
+        of(
+            "read-beside",
+            "4k random read, depth 4, by itself and beside writes that overrun the log",
+            &[Peer::Sustained, Peer::Beside],
+            false,
+            read(4),
         ),
     ]
 }

@@ -60,6 +60,18 @@ pub const LIMITS: &[(&str, &str)] = &[
         "both processors are busy: the client takes 5.2 µs for a request, the node 4.7.",
     ),
     ("ssd", "the device."),
+    (
+        "sustained-four",
+        "the device: a span takes 1.1 ms beside 72,000 destaged writes a second.",
+    ),
+    (
+        "four-one",
+        "the device: four of fio make 2.1 times as many durable writes of 64 KiB as one, without any server.",
+    ),
+    (
+        "four-deep",
+        "the device, which four volumes write at 0.9 of its rate for what need not be durable.",
+    ),
 ];
 
 impl Row {
@@ -156,8 +168,8 @@ impl Table<'_> {
 /// All rows, as measured in one place.
 pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
     use Peer::{
-        Device, DeviceDurable, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit, Sustained,
-        SustainedMemory,
+        Beside, Device, DeviceDurable, DramHit, Four, Nbdkit, OnFlush, OnWrite, Qemu, SsdHit,
+        Sustained, SustainedFour, SustainedMemory,
     };
     let table = Table { findings, place };
     let (one, deep, thread) = ("randwrite-qd1", "randwrite-qd32", "randwrite-qd32-thread");
@@ -253,6 +265,24 @@ pub fn rows(findings: &Findings, place: Place) -> Vec<Row> {
             "sustained 4k randwrite QD32, backend in memory / burst, IOPS",
             [0.7, 0.85],
             table.by((sustained, SustainedMemory), (deep, OnWrite), IOPS),
+        ),
+        at_least(
+            "sustained-four",
+            "sustained 4k randwrite QD32 each, four volumes / one, IOPS",
+            [1.2, 1.5],
+            same(sustained, SustainedFour, Sustained, IOPS),
+        ),
+        at_most(
+            "read-beside",
+            "4k randread QD4, beside sustained writes / by itself, p50",
+            [3.0, 2.0],
+            same("read-beside", Beside, Sustained, P50),
+        ),
+        at_most(
+            "read-beside-p99",
+            "4k randread QD4, beside sustained writes / by itself, p99",
+            [3.0, 2.0],
+            same("read-beside", Beside, Sustained, P99),
         ),
         at_least(
             "flush-nbdkit",

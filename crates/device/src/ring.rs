@@ -554,8 +554,11 @@ impl Ring {
         self.operations[slot as usize].is_transfer = true;
         self.has_queued_transfer = true;
         self.transfers += 1;
-        let is_urgent = self.operations[slot as usize].taker == Taker::RingAtOnce;
-        let goes = self.transfers <= DEVICE_BUSY || is_urgent;
+        let operation = &self.operations[slot as usize];
+        let is_urgent = operation.taker == Taker::RingAtOnce;
+        // Destage begins several writes in a turn, and nobody waits for one of them alone.
+        let is_read = matches!(operation.kind, Kind::Read(_));
+        let goes = is_urgent || is_read && self.transfers <= DEVICE_BUSY;
         if self.config.submit == Submit::Each && self.pending && goes {
             // A refusal is not lost: the entries stay queued until the next turn.
             let _ = self.uring().submit();

@@ -161,6 +161,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Log blocks that it gives back at its end and that nobody needs any more, about.
+    pub fn written_blocks(&self) -> u64 {
+        let blocks = u128::from(self.freed_blocks) * self.done as u128;
+        (blocks / self.items.len().max(1) as u128) as u64
+    }
+
     /// Data bytes of its entries that were never written, since later ones replaced them.
     pub fn coalesced_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.own_bytes + self.ahead_bytes)

@@ -1,5 +1,6 @@
 //! The backend side of a volume: performs what [`crate::log::destage`] decides.
 
+mod depth;
 mod reserve;
 mod sources;
 
@@ -18,7 +19,6 @@ use super::log_chunks::{LogChunks, Source, Waiting};
 use super::op::Op;
 use super::open_log::OpenLog;
 use super::read::{block_of, whole_blocks_of};
-use super::write::log_fill;
 use super::{Context, Policy, Volume, VolumeConfig};
 use crate::base::buf::{Buf, BufMut};
 use crate::base::error::{IoError, RequestError};
@@ -29,8 +29,6 @@ use crate::log::destage::{Destage, Part, Planned, Stage};
 use crate::log::extent_index::{ExtentIndex, Sequence};
 use crate::log::write_log::WriteLog;
 
-/// Destage at the pace of the deadline uses this share of its depth, as a divisor.
-const IDLE_DEPTH_DIVISOR: usize = 4;
 /// Destaged entries larger than this are not kept in DRAM: they are streams, not hot spots.
 const KEEP_BYTES_MAX: usize = 64 << 10;
 
@@ -156,39 +154,6 @@ impl Destaging {
             || config.backend_atomic && self.generation.has_unflushed()
     }
 
-    /// Whether something is so old that it is to be destaged.
-    pub(super) fn is_aged(config: &VolumeConfig, log: &WriteLog, now: Nanos) -> bool {
-        let oldest = log.oldest_since();
-        oldest.is_some_and(|since| now >= since.plus(Self::age(config)))
-    }
-
-    /// Destage begins at this age: early enough to be done at the deadline.
-    pub(super) fn age(config: &VolumeConfig) -> Nanos {
-        Nanos(config.dirty_age_max.0 / 2)
-    }
-
-    /// 0 while the log is filled up to `dirty_ratio_min`, rising to 1 at `dirty_ratio_max`.
-    pub(super) fn pressure(config: &VolumeConfig, log: &WriteLog) -> f64 {
-        let min = f64::from(config.dirty_ratio_min) / 100.0;
-        let max = f64::from(config.dirty_ratio_max) / 100.0;
-        let fill = log_fill(log).max(log.share().pressure());
-        ((fill - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
-    }
-
-    /// Items under way at most: all that are allowed when somebody waits, few for the deadline's
-    /// sake, and between them the more the fuller the log is. So a burst has the device nearly for
-    /// itself, and under a long load destage becomes as fast as it has to be.
-    fn depth(config: &VolumeConfig, log: &WriteLog, is_awaited: bool, now: Nanos) -> usize {
-        let depth = config.destage_depth_max.max(1);
-        if is_awaited {
-            return depth;
-        }
-        let aged = Self::is_aged(config, log, now);
-        let floor = if aged { depth / IDLE_DEPTH_DIVISOR } else { 1 };
-        let pressed = (depth as f64 * Self::pressure(config, log)) as usize;
-        pressed.max(floor).max(1)
-    }
-
     /// Whether nothing is taken up any more: the volume closes, and its log stays as it is.
     fn gives_up(close: Option<bool>, log: &OpenLog, direct: &Direct) -> bool {
         let stays = close == Some(false) && !direct.is_emptying_failed_log(log);
@@ -241,7 +206,7 @@ impl Destaging {
                 return self.give_up();
             }
             let is_awaited = self.is_awaited(from);
-            self.depth = Self::depth(from.config, from.log.get(), is_awaited, now);
+            self.depth = self.depth_at(now, from.config, from.log.get(), is_awaited);
             if from.direct.awaits_mark(from.log) && !from.log.has_failed() {
                 (from.direct).mark_log(from.writes, self, from.log, from.port, cx);
             }
@@ -347,7 +312,8 @@ impl Destaging {
 
     /// Begin as many items as may be under way.
     fn begin_items(&mut self, now: Nanos, from: &mut DestageSources<'_>, cx: &mut Context<'_>) {
-        while let Some(item) = self.generation.next_item(now, self.depth) {
+        let depth = self.depth_to_begin(self.generation.busy());
+        while let Some(item) = self.generation.next_item(now, depth) {
             if !self.begin_item(item, from, cx) {
                 self.generation.item_postponed(item);
                 break;
@@ -357,7 +323,8 @@ impl Destaging {
 
     /// When an item may be begun, if fewer are under way than may be.
     fn next_item_at(&self) -> Option<Nanos> {
-        let has_room = self.generation.busy() < self.depth;
+        let busy = self.generation.busy();
+        let has_room = busy < self.depth_to_begin(busy);
         has_room.then(|| self.generation.retry_at()).flatten()
     }
 
@@ -966,13 +933,10 @@ mod tests {
     }
 
     #[test]
-    fn destaging_goes_deeper_the_fuller_the_log_is_and_at_once_when_awaited() {
+    fn destaging_of_an_empty_log_holds_nothing_and_waits_for_nothing() {
         let config = config();
         let superblock = LogSuperblock::new(config.uuid, 1, config.log_bytes);
         let log = WriteLog::new(superblock, None);
-        let depth = |is_awaited| Destaging::depth(&config, &log, is_awaited, Nanos(0));
-        assert_eq!(depth(false), 1, "nobody waits, and the log is empty");
-        assert_eq!(depth(true), config.destage_depth_max);
         let destaging = Destaging::default();
         assert!(!destaging.holds_flushes(&config));
         assert!(!destaging.is_stuck(&config, &Damage::default(), &log));

@@ -5,8 +5,8 @@
 pub enum Submit {
     /// All of a turn at once.
     Batch,
-    /// Each transfer to a device at once while the device has little to do, so that it starts earlier; the others at the
-    /// end of the turn, for each costs a system call.
+    /// Each read at once while the device has little to do, and each write that a client waits for, so that it starts
+    /// earlier; the others before replies are sent, all together, for each costs a system call.
     Each,
 }
 

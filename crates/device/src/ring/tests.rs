@@ -169,6 +169,36 @@ fn queued_transfers_go_to_the_device_before_the_end_of_a_turn() {
     assert_eq!(ended(&mut ring, 32).len(), 32);
 }
 
+/// Destage begins several in a turn: one call for all of them.
+#[test]
+fn writes_that_nobody_waits_for_go_to_the_device_together() {
+    let pool = Pool::new(1 << 20);
+    let mut ring = ring(64, Submit::Each, false);
+    let file = tempfile::tempfile().unwrap();
+    let fd = file.as_raw_fd();
+    let block = || vec![pool.alloc(4096).unwrap().freeze()];
+    let enters = ring.counts().enters;
+    for at in 0..4 {
+        ring.write(OWNER, Token(at), fd, at * 4096, block(), None);
+    }
+    assert_eq!(ring.counts().enters, enters);
+    ring.submit_transfers();
+    assert_eq!(ring.counts().enters, enters + 1);
+    ring.write(OWNER, Token(4), fd, 0, block(), None);
+    let way = DurableWay {
+        call: Durability::Dsync,
+        by_thread: false,
+    };
+    ring.write_urgently(OWNER, Token(5), fd, 4096, block(), way);
+    assert_eq!(
+        ring.counts().enters,
+        enters + 2,
+        "one of them is waited for"
+    );
+    assert!(ring.uring().submission().is_empty());
+    assert_eq!(ended(&mut ring, 6).len(), 6);
+}
+
 #[test]
 fn short_transfer_continues_until_it_is_whole() {
     let (reader, mut writer) = std::io::pipe().unwrap();
