@@ -633,9 +633,11 @@ impl Volume {
         self.writes.durable_way()
     }
 
-    /// How long clients with much under way need not be heard, while a span is being written; 0 if none is.
+    /// How long clients with much under way need not be heard, while a span is being written that some of them wait for;
+    /// 0 if there is none.
     pub fn deaf_time(&self) -> Nanos {
-        if self.log.if_open().is_none_or(|log| log.flights() == 0) {
+        let is_written = self.log.if_open().is_some_and(|log| log.flights() > 0);
+        if !is_written || self.writes.waiters.len() == 0 {
             return Nanos(0);
         }
         self.writes.group_commit.deaf_time()

@@ -1,10 +1,11 @@
 //! How much spans gather, in the model of [`hdcs_kit::pace`]: no clock and no machine has a say.
 
 use hdcs_core::base::buf::Pool;
-use hdcs_core::base::io::{Durability, Nanos};
+use hdcs_core::base::io::{Action, Durability, Nanos, RequestId};
 use hdcs_core::cache::{CacheConfig, ReadCache};
-use hdcs_core::volume::{Context, Persist, Volume};
+use hdcs_core::volume::{Context, Event, Persist, Volume};
 use hdcs_kit::pace::{Backend, DeviceModel, Load, Model};
+use hdcs_kit::volume::World;
 
 /// What a client with so many writes under way gets from a device, with a backend that holds nothing up: writes a second,
 /// and the median in µs.
@@ -113,4 +114,24 @@ fn volume_that_is_not_open_yet_hears_its_clients() {
         &mut cx,
     );
     assert_eq!(volume.deaf_time(), Nanos(0));
+}
+
+/// Clients are not heard for a while where some of them wait for the span that is being written. Others would send their
+/// next requests meanwhile.
+#[test]
+fn clients_that_do_not_wait_for_the_log_are_heard_while_it_is_written() {
+    for persist in [Persist::OnWrite, Persist::OnFlush] {
+        let mut world = World::new(persist);
+        let writes: Vec<Event> = (0..256)
+            .map(|n| Event::Request {
+                id: RequestId(10_000 + n),
+                request: world.write_request(n * 8, &[1; 4096], false),
+            })
+            .collect();
+        let actions = world.step_alone(writes.into_iter().chain([Event::Poll]));
+        let is_written = |action: &Action| matches!(action, Action::LogWrite { .. });
+        assert!(actions.iter().any(is_written), "{persist:?}");
+        let is_deaf = world.volume.deaf_time() > Nanos(0);
+        assert_eq!(is_deaf, persist == Persist::OnWrite, "{persist:?}");
+    }
 }
