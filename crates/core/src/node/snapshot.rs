@@ -19,9 +19,10 @@
 //!
 //! Invariants:
 //! 1. What is kept is an exact prefix of what was written through the log. The generation that ends a destage of
-//!    everything leaves nothing out and takes nothing from behind it; and nothing of the next one reaches a backend that
-//!    would show it before the state is kept ([`SnapshotOperation::holds`]). A backend with atomic flushes keeps what its
-//!    last flush left, so nothing has to be held back from it.
+//!    everything leaves nothing out and takes nothing from behind it, and none begins while only a flush of what went
+//!    past the log is waited for; and nothing of the next one reaches a backend that would show it before the state is
+//!    kept ([`SnapshotOperation::holds`]). A backend with atomic flushes keeps what its last flush left, so nothing has
+//!    to be held back from it.
 //! 2. Reads wait only until the backend was asked, writes until it has answered, and nothing for a copy.
 //! 3. A snapshot that was given up before the backend was asked has done nothing. After that, only a copy can be given
 //!    up, and the backend's answer is waited for.

@@ -160,6 +160,18 @@ impl Destaging {
         stays || log.has_failed() && close.is_some()
     }
 
+    /// Whether nothing is taken up until the backend is flushed: the log was empty when all was to be destaged, so the end
+    /// of that would come in the middle of a generation that began since. An atomic backend shows no part of it.
+    fn awaits_direct_flush(
+        &self,
+        config: &VolumeConfig,
+        close: Option<bool>,
+        direct: &Direct,
+    ) -> bool {
+        let ends_with_flush = self.target.is_none() && direct.is_destaging_all();
+        ends_with_flush && !config.backend_atomic && close.is_none()
+    }
+
     /// Whether somebody waits for destage.
     fn is_awaited(&self, from: &DestageSources<'_>) -> bool {
         self.target.is_some()
@@ -187,6 +199,7 @@ impl Destaging {
         if self.generation.stage() == Stage::Idle
             && !giving_up
             && self.is_due(now, from)
+            && !self.awaits_direct_flush(from.config, from.close, from.direct)
             && !(from.direct).awaits_last_spans(from.log, from.damage, self, from.health)
             && !self.is_blocked(from.config, from.damage, from.log.get())
         {
@@ -860,6 +873,12 @@ impl Volume {
             Stage::Retiring(_) => Some(self.port.now),
             Stage::Planning | Stage::Forgetting(_) if !stuck => Some(self.port.now),
             _ if stuck || Destaging::gives_up(self.close, &self.log, &self.direct) => None,
+            // The flush wakes.
+            Stage::Idle
+                if (self.destaging).awaits_direct_flush(config, self.close, &self.direct) =>
+            {
+                None
+            }
             // What is not durable cannot be taken up: its completion is what wakes.
             Stage::Idle
                 if (self.direct).awaits_last_spans(

@@ -3,7 +3,9 @@
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::error::{IoError, RequestError};
-use hdcs_core::base::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
+use hdcs_core::base::io::{
+    Action, Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token,
+};
 use hdcs_core::volume::{Event, Persist, Policy, State};
 use hdcs_kit::volume::World;
 
@@ -302,6 +304,85 @@ fn policy_of_a_flush_keeps_that_of_destage_waiting() {
         world.step(Event::Poll);
     }
     assert_eq!(world.volume.stats(world.now).dirty_bytes, 0);
+}
+
+/// A volume whose log was empty when all was to be destaged. That waits for a flush of what went past the log, which is
+/// held back, while the log has something again that is due.
+fn destaging_all_beside_the_log(is_atomic: bool) -> (World, Token) {
+    let mut config = hdcs_kit::volume::config(Persist::OnWrite);
+    config.backend_atomic = is_atomic;
+    let mut world = World::with(config, None);
+    set(&mut world, Policy::WriteAround);
+    world.write(ONE.start, &[1; 4096]);
+    world.flush_silent = Some(Vec::new());
+    world.step(Event::DestageAll);
+    let flush = flushes(&mut world)[0];
+    set(&mut world, Policy::WriteBack);
+    world.write(ONE.start + 8, &[2; 4096]);
+    hasten_destage(&mut world);
+    (world, flush)
+}
+
+/// Whether the backend was given what that log has.
+fn has_destaged(world: &World) -> bool {
+    world.backend[ONE.end() as usize * 512..][..4096] == [2; 4096]
+}
+
+fn destage_all_remaining(world: &World) -> u64 {
+    let stats = world.volume.stats(world.now);
+    stats.destage_all_remaining_bytes
+}
+
+/// What is kept of the backend when all is destaged would hold a part of a generation that had begun meanwhile.
+#[test]
+fn policy_of_destaging_all_past_the_log_takes_up_nothing_of_the_log() {
+    for fails in [false, true] {
+        let (mut world, mut flush) = destaging_all_beside_the_log(false);
+        if fails {
+            complete(&mut world, flush, Err(IoError::Failed));
+            assert_eq!(flushes(&mut world), [], "it is tried again after a pause");
+            let retry = world.volume.next_wakeup().expect("it is tried again");
+            assert!(retry > world.now, "it turns in no circles");
+            world.now = retry;
+            world.step(Event::Poll);
+            flush = flushes(&mut world)[0];
+        }
+        world.step(Event::Poll);
+        assert!(!has_destaged(&world), "it waits for the flush");
+        assert!(destage_all_remaining(&world) > 0);
+        let wakeup = world.volume.next_wakeup();
+        assert!(
+            wakeup.is_none_or(|at| at > world.now),
+            "it turns in no circles"
+        );
+        let result = Ok(Done::Written);
+        let ended = Event::Completed(Completion {
+            token: flush,
+            result,
+        });
+        let asked = world.step_alone([ended, Event::Poll]);
+        assert_eq!(destage_all_remaining(&world), 0);
+        let goes_on = |action: &Action| matches!(action, Action::BackendWrite { .. });
+        assert!(asked.iter().any(goes_on), "then destage goes on: {asked:?}");
+    }
+}
+
+/// Nobody waits for that any more, or for what the log has as well; or the backend shows no part of a generation.
+#[test]
+fn policy_of_destaging_all_past_the_log_holds_destage_no_longer_than_needed() {
+    for event in [
+        Event::CancelDestageAll,
+        Event::DestageAll,
+        Event::Close { destage: true },
+    ] {
+        let (mut world, _) = destaging_all_beside_the_log(false);
+        let name = format!("{event:?}");
+        world.step(event);
+        assert!(has_destaged(&world), "{name}");
+    }
+    let (mut world, flush) = destaging_all_beside_the_log(true);
+    complete(&mut world, flush, Err(IoError::Failed));
+    assert!(has_destaged(&world), "before that is tried again");
 }
 
 #[test]
