@@ -438,6 +438,7 @@ def test_volumes_move_although_indexes_of_logs_have_used_up_their_memory(tmp_pat
     with Daemon(tmp_path, config) as daemon:
         names = [f"v{number}" for number in range(6)]
         places = random.Random(1).sample(range(0, 64 * MIB, 8192), 6000)
+        used = 0
         for number, name in enumerate(names):
             daemon.create(name, *DIRTY, "--shard", str(number % 2), size="64M")
             client = daemon.nbd(name)
@@ -446,8 +447,10 @@ def test_volumes_move_although_indexes_of_logs_have_used_up_their_memory(tmp_pat
                 client.poll(0)
             while client.aio_in_flight():
                 client.poll(1000)
-        memory = daemon.json("status")["memory"]
-        assert memory["volumes_index_bytes"] > memory["volumes_index_max_bytes"] // 2, memory
+            memory = daemon.json("status")["memory"]
+            used = max(used, memory["volumes_index_bytes"])
+        # From a half on all volumes destage, and a generation gives back some at once.
+        assert used > memory["volumes_index_max_bytes"] // 3, memory
         for name in names[::2]:
             move(daemon, name, 1)
         for number, name in enumerate(names):

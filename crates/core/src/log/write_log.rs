@@ -90,6 +90,7 @@ struct Flight {
     blocks: Vec<Buf>,
     /// Entries of clients', how long they had been in it when it was sealed, all together, and when that was.
     entries: u64,
+    entry_bytes: u64,
     open_time: Nanos,
     sealed: Nanos,
     issued: bool,
@@ -107,6 +108,8 @@ pub struct SpanWrite {
     pub data: Vec<Buf>,
     /// Entries of clients' in it.
     pub entries: u64,
+    /// The bytes that they brought.
+    pub entry_bytes: u64,
 }
 
 /// The write log of one open volume.
@@ -416,7 +419,7 @@ impl WriteLog {
             return;
         }
         let mut open = core::mem::take(&mut self.open);
-        self.open_bytes = 0;
+        let entry_bytes = core::mem::take(&mut self.open_bytes) as u64;
         open.lay_out();
         let open_time = open.open_time(now);
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
@@ -460,6 +463,7 @@ impl WriteLog {
             offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
             blocks: data,
             entries: open.accepted,
+            entry_bytes,
             open_time,
             sealed: now,
             issued: false,
@@ -526,6 +530,7 @@ impl WriteLog {
             offset: flight.offset,
             data: core::mem::take(&mut flight.blocks),
             entries: flight.entries,
+            entry_bytes: flight.entry_bytes,
         })
     }
 

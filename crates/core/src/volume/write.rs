@@ -347,7 +347,8 @@ impl Writes {
             from.port.stats.log_spans += 1;
             let bytes: usize = write.data.iter().map(|block| block.len()).sum();
             from.port.stats.log_written_bytes += bytes as u64;
-            let way = (self.group_commit).begun(now, write.end, bytes, write.entries);
+            let way = self.group_commit.begun(now, write.end, bytes);
+            (self.group_commit).brought(write.entries, write.entry_bytes);
             let token = from.port.begin(Op::Span { end: write.end });
             cx.actions.push(Action::LogWrite {
                 token,

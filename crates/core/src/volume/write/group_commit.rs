@@ -29,7 +29,6 @@ use spans_at_once::SpansAtOnce;
 
 use super::durable_ways::{DurableWays, Took};
 use crate::base::io::{DurableWay, Nanos};
-use crate::base::limits::BLOCK_BYTES;
 
 /// A span of so many bytes is large: its transfer takes as long as making it durable.
 const LARGE_SPAN_BYTES: usize = 256 << 10;
@@ -103,7 +102,7 @@ pub(super) struct GroupCommit {
     /// Requests that were answered and that no other one has followed, and when the last ones were.
     answered: usize,
     answered_at: Nanos,
-    /// What one of the last span's writes took on average.
+    /// What one of the last span's writes brought on average, in bytes.
     write_bytes: u64,
 }
 
@@ -118,16 +117,13 @@ impl GroupCommit {
         self.ways.usual()
     }
 
-    /// The write of the span of so many bytes and writes that ends at `end` begins. Returns how it is to be made durable.
-    pub(super) fn begun(
-        &mut self,
-        now: Nanos,
-        end: u64,
-        bytes: usize,
-        writes: u64,
-    ) -> Option<DurableWay> {
-        // Beside a control block.
-        self.write_bytes = bytes.saturating_sub(BLOCK_BYTES) as u64 / writes.max(1);
+    /// What the last span has of clients: so many writes, and the bytes of all together.
+    pub(super) fn brought(&mut self, writes: u64, bytes: u64) {
+        self.write_bytes = bytes / writes.max(1);
+    }
+
+    /// The write of the span of so many bytes that ends at `end` begins. Returns how it is to be made durable.
+    pub(super) fn begun(&mut self, now: Nanos, end: u64, bytes: usize) -> Option<DurableWay> {
         self.at_once.begun(now);
         let is_alone = self.flights.is_empty();
         for other in &mut self.flights {
@@ -258,7 +254,7 @@ mod tests {
         let mut group = GroupCommit::default();
         for end in 0..64 {
             let begun = Nanos(end * 1_000_000);
-            group.begun(begun, end, 8192, 1);
+            group.begun(begun, end, 8192);
             group.ended(begun.plus(durable), end);
         }
         group.answered(at(1_000_000), answered);
@@ -329,20 +325,20 @@ mod tests {
     #[test]
     fn clients_whose_writes_are_large_are_heard_at_all_times() {
         let mut group = measured(at(100), 16);
-        group.begun(at(2_000_000), 100, 264 << 10, 4);
+        group.brought(4, 256 << 10);
         assert_eq!(group.deaf_time(), Nanos(0));
-        group.begun(at(2_000_100), 101, 260 << 10, 64);
+        group.brought(64, 256 << 10);
         assert_eq!(group.deaf_time(), at(25));
     }
 
     #[test]
     fn a_moment_in_which_the_device_hangs_is_soon_forgotten() {
         let mut group = measured(at(100), 0);
-        group.begun(at(2_000_000), 100, 8192, 1);
+        group.begun(at(2_000_000), 100, 8192);
         group.ended(at(2_350_000), 100);
         assert!(group.durable() <= at(150), "{:?}", group.durable());
         for end in 101..133 {
-            group.begun(Nanos(0), end, 8192, 1);
+            group.begun(Nanos(0), end, 8192);
             group.ended(at(100), end);
         }
         assert!(group.durable() <= at(110), "{:?}", group.durable());

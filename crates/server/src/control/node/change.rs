@@ -94,6 +94,8 @@ impl Node {
         if request.shard.is_some() {
             if let Some(shard) = shard {
                 self.move_to(&entry, shard).await?;
+                // The opening there may have recorded something of it.
+                entry = self.volumes.entry(name)?;
             }
             if entry.shard != shard {
                 entry.shard = shard;

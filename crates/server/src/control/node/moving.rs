@@ -12,9 +12,9 @@
 //! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
 //! 3. Whoever waits for it, on whatever shard, is told in any case where it is.
 //! 4. Where somebody has put a volume is recorded, and it is opened there as long as there is such a shard.
-//! 5. A volume does not go where there is no memory for the connections that would follow it.
+//! 5. A volume does not go where there is no memory now for the connections that would follow it.
 //! 6. A move is no fault. Until it ends or fails, a volume is shown in the state and with the figures that it had before;
-//!    only a move that takes longer than [`TIME_MAX`] is a problem.
+//!    only a move that takes longer than [`TIME_MAX`] is an error.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -89,6 +89,7 @@ impl Move {
         }
         "moving".clone_into(&mut volume.phase);
         if let Some(age) = self.to.hangs_for() {
+            "error".clone_into(&mut volume.state);
             volume.reason = Some(self.to.to_string());
             volume.trouble_ms = Some(age.as_millis() as u64);
         }
@@ -100,13 +101,17 @@ impl Move {
 pub(super) struct Moves(Mutex<BTreeMap<u32, Move>>);
 
 impl Moves {
-    fn begin(&self, number: VolumeNumber, to: Moving, before: VolumeReport) {
+    fn begin(&self, number: VolumeNumber, to: Moving, before: VolumeReport) -> Underway<'_> {
         let one = Move {
             to,
             before: Arc::new(before),
             ended: None,
         };
         lock(&self.0).insert(number.0, one);
+        Underway {
+            moves: self,
+            number,
+        }
     }
 
     /// The volume is open where it was to be.
@@ -133,6 +138,24 @@ impl Moves {
     pub fn forget_old(&self) {
         let is_old = |one: &Move| one.ended.is_some_and(|ended| ended.elapsed() >= KEPT_TIME);
         lock(&self.0).retain(|_, one| !is_old(one));
+    }
+}
+
+/// A move that is given up unless it has ended by the time that this is dropped: by an error, or a panic.
+struct Underway<'a> {
+    moves: &'a Moves,
+    number: VolumeNumber,
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        let mut moves = lock(&self.moves.0);
+        if moves
+            .get(&self.number.0)
+            .is_some_and(|one| one.ended.is_none())
+        {
+            moves.remove(&self.number.0);
+        }
     }
 }
 
@@ -191,9 +214,15 @@ impl Node {
         if from == shard {
             return Ok(());
         }
-        let report = self.link.report().await?;
-        let before = find(&report, number).cloned();
-        let before = before.ok_or_else(|| at_volume(name, failed("it is not open")))?;
+        // A shard that is silent concerns nobody but those whose volumes are there.
+        let report = self.link.look_within(COMMAND_TIME_MAX).await?;
+        let before = report.as_ref().and_then(|report| find(report, number));
+        let (Some(report), Some(before)) = (&report, before.cloned()) else {
+            let why = format!(
+                "it is not moved: shard {from} has not answered: it may be waiting for a device"
+            );
+            return Err(at_volume(name, ApiError::new(ErrorKind::Timeout, why)));
+        };
         let mut parts = report.shards.iter();
         if let Some(part) = parts.find(|part| part.number == shard)
             && before.connections > part.connections_left
@@ -207,12 +236,9 @@ impl Node {
         }
         let since = Instant::now();
         let to = Moving { shard, since };
-        self.moves.begin(number, to, before);
-        let moved = self.depart_and_open(entry, to).await;
-        if moved.is_err() {
-            self.moves.give_up(number);
-        }
-        moved?;
+        let underway = self.moves.begin(number, to, before);
+        self.depart_and_open(entry, to).await?;
+        drop(underway);
         if self.link.path().shard_of(number) != Some(shard) {
             let why = "it is not moved: a device had not let go of it, so it was opened where it had been";
             return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));

@@ -260,7 +260,11 @@ impl Node {
         let (answer, answered) = oneshot::channel();
         let stopping = || OpenFailure::new(Failure::Stopping, "the node is stopping");
         if !self.link.send(Command::Open(Box::new(spec), answer)) {
-            return Err(stopping());
+            if self.link.path().is_stopping() {
+                return Err(stopping());
+            }
+            let why = "the data path has too much to do to take it; it is tried again";
+            return Err(OpenFailure::new(Failure::Shortage, why));
         }
         // However long it takes: a log may be large and a backend far away.
         let result = answered.await.unwrap_or_else(|_| Err(stopping()));
