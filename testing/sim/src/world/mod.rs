@@ -629,7 +629,8 @@ impl World {
         (0..self.volumes()).try_for_each(|unit| self.go_on_with(unit))?;
         self.go_on_stopping()?;
         self.tell_shards();
-        Ok(())
+        // There may be no further turn.
+        (0..self.volumes()).try_for_each(|unit| self.release_starved(unit))
     }
 
     /// The second half of a shard's turn, which began when the tier had changed so often.
