@@ -86,7 +86,7 @@ impl Bar {
             .aim
             .map_or(String::new(), |aim| format!(", aim {sign} {aim}"));
         format!(
-            "{:<60} {:<24} {verdict}",
+            "{:<78} {:<24} {verdict}",
             self.what,
             format!("must {sign} {}{aim}", self.must)
         )
