@@ -29,6 +29,10 @@ pub struct ShardCounters {
     pub enters: u64,
     /// Completions that these brought.
     pub completions: u64,
+    /// What other threads told it: commands of the control plane and of other shards, and that the SSD tier or memory
+    /// has changed.
+    #[serde(default)]
+    pub messages: u64,
     /// Receives of NBD connections that ended; each may bring several requests.
     pub receives: u64,
     /// Sends that ended; each may carry several replies.

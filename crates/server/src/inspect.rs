@@ -15,7 +15,7 @@ mod packed;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -675,6 +675,14 @@ pub fn is_empty_device(path: &Path) -> bool {
     device_head(path).is_ok_and(|head| head.iter().all(|&byte| byte == 0))
 }
 
+/// Whether a device is named that is not there: a file made in its place would be a file in memory, unnoticed. Who names
+/// a place below `/dev/shm`, which is a file system, means that.
+pub fn is_missing_device(path: &Path) -> bool {
+    path.starts_with("/dev")
+        && !path.starts_with("/dev/shm")
+        && !fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
 /// Refuse a block device that holds something.
 pub fn refuse_used_device(path: &Path) -> Result<(), String> {
     let head = device_head(path);
@@ -746,6 +754,17 @@ mod tests {
             .write_all_at(superblock.as_bytes(), 0)
             .unwrap();
         file
+    }
+
+    #[test]
+    fn file_in_memory_is_made_only_where_people_put_files() {
+        assert!(is_missing_device(Path::new("/dev/hdcs-no-such-device")));
+        assert!(
+            is_missing_device(Path::new("/dev/null")),
+            "nothing to keep blocks in"
+        );
+        assert!(!is_missing_device(Path::new("/dev/shm/hdcs-no-such-file")));
+        assert!(!is_missing_device(Path::new("/var/hdcs-no-such-file")));
     }
 
     #[test]

@@ -370,6 +370,11 @@ const OF_SHARDS: &[Family<ShardCounters>] = &[
         &[("", |c| c.completions as f64)],
     ),
     counter(
+        "hdcs_shard_messages_total",
+        "What other threads told the thread: commands of the control plane and of other threads of the data path, and that the SSD tier or memory has changed. Requests of clients need none.",
+        &[("", |c| c.messages as f64)],
+    ),
+    counter(
         "hdcs_shard_receives_total",
         "Receives of NBD connections that ended; each may bring several requests.",
         &[("", |c| c.receives as f64)],

@@ -74,8 +74,7 @@ impl CacheAt {
             Err(error) => return Err(away(path, error)),
         };
         let Some(found) = found else {
-            if path.starts_with("/dev") {
-                // A file there would be a file in memory.
+            if inspect::is_missing_device(path) {
                 return Err(away(
                     path,
                     "there is no such device: connect it, set another cache_path, or go without \

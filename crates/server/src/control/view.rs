@@ -395,6 +395,7 @@ pub fn shard(part: &ShardPart) -> ShardCounters {
         wakeups: thread.wakeups,
         enters: ring.enters,
         completions: ring.completions,
+        messages: shard.messages,
         receives: shard.receives,
         sends: shard.sends,
         replies: shard.replies,

@@ -55,6 +55,7 @@ impl Shard {
     /// Carry out the commands that wait.
     pub fn take_commands(&mut self) {
         while let Ok(command) = self.commands.try_recv() {
+            self.counts.messages += 1;
             self.command(command);
         }
     }

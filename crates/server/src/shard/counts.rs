@@ -11,6 +11,9 @@ use hdcs_device::ring::RingCounts;
 pub struct ShardCounts {
     /// Turns of the loop.
     pub turns: u64,
+    /// What other threads told the shard: commands of the control plane and of other shards, and that the SSD tier or
+    /// memory has changed.
+    pub messages: u64,
     /// Receives of connections that ended.
     pub receives: u64,
     /// Sends that ended.

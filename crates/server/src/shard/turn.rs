@@ -518,6 +518,7 @@ impl Shard {
             }
             (Owner::Shard, Outcome::Woken) => {
                 if self.config.peers.take_cache_changed(self.config.number) {
+                    self.counts.messages += 1;
                     self.state.follow_cache();
                 }
                 self.take_commands();

@@ -187,8 +187,7 @@ pub(super) fn make_home(
             ApiError::new(ErrorKind::Conflict, why)
         })?;
     }
-    if !is_device && path.starts_with("/dev") {
-        // A file there would be a file in memory.
+    if inspect::is_missing_device(path) {
         let why = format!(
             "its local store: {}: there is no such device",
             path.display()

@@ -704,8 +704,7 @@ fn hang_time(url: &str) -> Duration {
 /// A device in the place of a lost local store must be this volume's or empty: names of devices change, and it may be
 /// the local store of another volume, or no local store at all.
 fn refuse_foreign_home(home: &Path, volume: Uuid) -> Result<(), ApiError> {
-    if !is_block_device(home) && home.starts_with("/dev") {
-        // A file there would be a file in memory.
+    if inspect::is_missing_device(home) {
         return Err(ApiError::new(
             ErrorKind::Conflict,
             format!(
@@ -767,8 +766,7 @@ fn make_way(
         }
         return Ok(None);
     }
-    if path.starts_with("/dev") {
-        // A file there would be a file in memory.
+    if inspect::is_missing_device(path) {
         return Err(ApiError::new(
             ErrorKind::Conflict,
             format!(
