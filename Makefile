@@ -109,7 +109,7 @@ bench-qos: setup build ## quality of service: a reservation beside noisy neighbo
 bench-volumes: setup build ## four volumes of a node beside one, and what saturates (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench volumes $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
-bench-scale: setup build ## 1, 2, 4 and 8 shards with an equal small share of a processor each, logs in memory (QUICK=1 REPEAT=n)
+bench-scale: setup build ## 1, 2, 4 and 8 shards with an equal small share of a processor each, logs and cache in memory (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench scale $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))
 
 hostile: setup build ## each attack of hostile clients for TIME=60 seconds, beside one that must not notice (ATTACK=name)

@@ -6,7 +6,7 @@
 //! 3. A run during which the device itself stalled is repeated ([`crate::disk`]); the report says which and why.
 //! 4. What is about the processor is measured in memory as well, where no device is in the way.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -50,9 +50,6 @@ pub struct Options {
     /// Where logs, backends and the cache device lie: `disk`, `memory`, or by default both after each other.
     #[arg(long)]
     place: Option<String>,
-    /// The directory of the documentation: a whole run writes PERFORMANCE.md there.
-    #[arg(long, default_value = "docs")]
-    docs: PathBuf,
     #[command(flatten)]
     places: Places,
 }
@@ -213,7 +210,7 @@ pub fn run(options: &Options) -> Result<()> {
     plot::comparison(&findings, &results)?;
     results.report(&report::render(&findings), &findings)?;
     if options.is_whole() {
-        performance::write(&findings, &options.docs, &results)?;
+        performance::write(&findings, &options.places.docs, &results)?;
     }
     Ok(())
 }

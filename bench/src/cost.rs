@@ -24,6 +24,9 @@ pub struct Cost {
     pub turns: f64,
     /// Calls of `io_uring_enter`.
     pub enters: f64,
+    /// What other threads told the data path's threads. A few come from whoever reads the metrics.
+    #[serde(default)]
+    pub messages: f64,
     /// Times that the data path's thread slept and was woken.
     pub wakeups: f64,
     /// Receives.
@@ -54,6 +57,7 @@ impl Cost {
         Self {
             turns: of(|c| c.turns),
             enters: of(|c| c.enters),
+            messages: of(|c| c.messages),
             wakeups: of(|c| c.wakeups),
             receives: of(|c| c.receives),
             open_us: of(|c| c.open_us),
@@ -106,6 +110,7 @@ impl Meter {
         Cost {
             turns: each(grown("hdcs_shard_turns_total")),
             enters: each(grown("hdcs_shard_enters_total")),
+            messages: each(grown("hdcs_shard_messages_total")),
             wakeups: each(grown("hdcs_shard_wakeups_total")),
             receives: each(grown("hdcs_shard_receives_total")),
             open_us: in_span("stage=\"open\""),

@@ -16,6 +16,9 @@ pub struct Places {
     /// Where the results go, in a directory of their own.
     #[arg(long, default_value = "bench/results")]
     pub results: PathBuf,
+    /// The directory of the documentation: a whole run writes its page there, if it has one.
+    #[arg(long, default_value = "docs")]
+    pub docs: PathBuf,
 }
 
 /// The `hdcs` that was built with this program.

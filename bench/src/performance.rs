@@ -32,6 +32,53 @@ const PICTURES: [(&str, &str, &str); 2] = [
     ),
 ];
 
+/// A page of a benchmark that has its own, below `figures` in the documentation.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    name: &'static str,
+    title: &'static str,
+    command: &'static str,
+}
+
+/// Of `hdcs-bench scale`.
+pub const SHARDS: Page = Page {
+    name: "shards",
+    title: "Several shards beside one",
+    command: "make bench-scale",
+};
+/// Of `hdcs-bench volumes`.
+pub const VOLUMES: Page = Page {
+    name: "volumes",
+    title: "Four volumes beside one",
+    command: "make bench-volumes",
+};
+/// Of `hdcs-bench ceph`.
+pub const CEPH: Page = Page {
+    name: "ceph",
+    title: "Before a real Ceph",
+    command: "make bench-ceph",
+};
+
+impl Page {
+    /// Write it of a report.
+    pub fn write(&self, docs: &Path, report: &str) -> Result<()> {
+        let directory = docs.join("figures");
+        fs::create_dir_all(&directory).context(directory.display())?;
+        let path = directory.join(format!("{}.md", self.name));
+        let text = format!(
+            "# {}\n\n`{}` measures this and writes this page. How: [TESTING](../TESTING.md#benchmark).\n\n\
+             Measured: {}.\n\n```text\n{}\n```\n",
+            self.title,
+            self.command,
+            machine()?,
+            report.trim_end()
+        );
+        fs::write(&path, text).context(path.display())?;
+        eprintln!("bench: wrote {}", path.display());
+        Ok(())
+    }
+}
+
 /// From which results to make the document.
 #[derive(Args, Debug)]
 pub struct Options {
@@ -127,6 +174,16 @@ fn render(findings: &Findings, machine: &str) -> String {
          and the most in parentheses. How it is\nmeasured: [TESTING](TESTING.md#benchmark). Figures of two machines, or \
          of two days, do not compare.\n\n",
     );
+    out.push_str("Pages of their own have:\n\n");
+    for page in [SHARDS, VOLUMES, CEPH] {
+        let Page {
+            name,
+            title,
+            command,
+        } = page;
+        let _ = writeln!(out, "* [{title}](figures/{name}.md), by `{command}`");
+    }
+    out.push('\n');
     let _ = writeln!(out, "Measured: {machine}; {}.\n", repetitions(findings));
     ratios(&mut out, findings);
     for (_, name, title) in PICTURES {

@@ -26,6 +26,7 @@ use crate::failure::{Failure, Result};
 use crate::fio::{self, Load, Outcome};
 use crate::lab::Lab;
 use crate::options::Places;
+use crate::performance::CEPH;
 use crate::results::Directory;
 
 /// What to compare.
@@ -300,7 +301,12 @@ pub fn run(store: Store, options: &Options) -> Result<()> {
         samples,
         durable_write_us,
     };
-    results.report(&table::render(&findings), &findings)
+    let report = table::render(&findings);
+    results.report(&report, &findings)?;
+    if store == Store::Ceph && !options.quick && options.only.is_empty() {
+        CEPH.write(&options.places.docs, &report)?;
+    }
+    Ok(())
 }
 
 /// One run.

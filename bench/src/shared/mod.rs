@@ -10,12 +10,14 @@ mod usage;
 pub mod volumes;
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::failure::Result;
 use crate::fio::{Load, Outcome};
 use crate::lab::{self, Lab};
 use crate::node::{Node, VolumeOptions};
 use crate::options::Places;
+use crate::performance::Page;
 use crate::results::Directory;
 
 /// Size of a volume.
@@ -48,6 +50,21 @@ impl Options {
 
     fn seconds(&self) -> u32 {
         if self.quick { 2 } else { self.seconds }
+    }
+
+    /// Say what was found; what was measured, and not only looked at, becomes a page of the documentation.
+    fn conclude(
+        &self,
+        page: Page,
+        results: &Directory,
+        report: &str,
+        findings: &impl Serialize,
+    ) -> Result<()> {
+        results.report(report, findings)?;
+        if self.quick {
+            return Ok(());
+        }
+        page.write(&self.places.docs, report)
     }
 }
 

@@ -10,6 +10,7 @@ use super::{DISK_BYTES, Neighbours, Options};
 use crate::bars::{Bar, list, median};
 use crate::failure::Result;
 use crate::fio::Load;
+use crate::performance;
 use crate::results::Directory;
 
 /// Volumes of the larger run.
@@ -71,7 +72,12 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     neighbours.node.stop()?;
-    results.report(&render(&findings), &findings)
+    options.conclude(
+        performance::VOLUMES,
+        &results,
+        &render(&findings),
+        &findings,
+    )
 }
 
 fn render(findings: &Findings) -> String {
