@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use super::durability::{self, DeviceCache, Durability};
 use super::ring::{Owner, Ring, Target};
-use crate::DeviceRegion;
+use crate::{DeviceRegion, space};
 
 /// Why a file or device could not be used.
 #[derive(Debug, Error)]
@@ -406,6 +406,18 @@ impl Device {
     /// Length of the region.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// What the space of a region can be changed through, if it is the whole of a file. Whoever has it keeps the region
+    /// locked.
+    pub fn resizable(&self) -> Option<&Arc<File>> {
+        (self.base == 0 && !self.opened.block_device).then_some(&self.opened.file)
+    }
+
+    /// How much of it is taken, from its beginning on; of a device, all. Blocks.
+    pub fn prepared_bytes(&self) -> u64 {
+        let file = self.resizable();
+        file.map_or(self.bytes, |file| space::prepared_bytes(file, self.bytes))
     }
 
     /// Where it is.

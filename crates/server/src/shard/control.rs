@@ -109,6 +109,12 @@ impl Shard {
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
             }
+            Command::LogPrepared(volume, bytes, answer) => {
+                tell(answer, self.state.log_prepared(volume, bytes));
+            }
+            Command::GiveBackLog(volume, bytes, answer) => {
+                tell(answer, self.state.give_log_back(volume, bytes));
+            }
             Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
             Command::SetAllow(volume, allow, answer) => tell(answer, self.set_allow(volume, allow)),
             Command::Promote(volume, range, answer) => {
@@ -254,6 +260,7 @@ impl Shard {
             .clone()
             .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
         let mut volume = state.open_volume(config, opened.inherited, opened.kept.as_ref());
+        sharing::set_log_prepared(&mut volume, opened.log_prepared_bytes);
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
@@ -301,6 +308,7 @@ impl Shard {
             pin_trouble: None,
             held: Vec::new(),
             latencies: Default::default(),
+            space: spec.space,
             memory: spec.memory,
             residence: spec.residence,
         });

@@ -936,7 +936,7 @@ impl Simulated for World {
                     volume.next_wakeup(),
                     stats.dirty_bytes,
                     stats.log_used_blocks,
-                    stats.log_ring_blocks,
+                    stats.log_prepared_blocks,
                     self.pool
                 );
             }

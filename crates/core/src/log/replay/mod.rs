@@ -152,6 +152,10 @@ pub struct Replay {
     ahead: u64,
     /// No block at or after this position is wanted.
     limit: u64,
+    /// What is to be searched behind that for what proves an end wrong.
+    searched_next: Option<Range<u64>>,
+    /// Bytes of the region that are prepared; none: all.
+    prepared: Option<u64>,
     mode: Mode,
     incarnation: u64,
     chain: u64,
@@ -202,6 +206,8 @@ impl Replay {
             cursor: 0,
             ahead: 0,
             limit: 0,
+            searched_next: None,
+            prepared: None,
             mode: Mode::Span { end: None },
             incarnation: 0,
             chain: 0,
@@ -225,6 +231,11 @@ impl Replay {
     /// A superblock counts only with a tag of these keys, and the log writes none without.
     pub fn authenticate(&mut self, keys: Arc<dyn Authenticator>) {
         self.keys = Some(keys);
+    }
+
+    /// Only so many bytes of the region are prepared, from its beginning on.
+    pub fn set_prepared(&mut self, bytes: u64) {
+        self.prepared = Some(bytes);
     }
 
     /// The memory of the log is of this budget.
@@ -385,6 +396,9 @@ impl Replay {
         let mut log = WriteLog::new(superblock, self.keys.clone());
         if let Some(budget) = &self.budget {
             *log.share_mut() = Share::new(budget, LOG_INDEX_BYTES_LEAST);
+        }
+        if let Some(bytes) = self.prepared {
+            log.found_prepared(bytes);
         }
         self.log = Some(log);
         self.superblock = Some(superblock);
@@ -567,6 +581,7 @@ impl Replay {
         self.control = next.control;
         self.checksums = next.checksums.expect("it was found whole");
         self.limit = end_of_ring(self.superblock());
+        self.searched_next = None;
         self.accept(now, found)
     }
 
@@ -696,11 +711,23 @@ impl Replay {
         self.mode = Mode::Evidence { end };
         self.cursor = end;
         let search = blocks_to_search(self.named_ahead, end, ring_blocks);
-        self.limit = self.limit.min(end + search);
+        let lap = end.next_multiple_of(ring_blocks);
+        let goes_on = search.next_lap > 0 && lap != end;
+        self.searched_next = goes_on.then(|| lap..lap + search.next_lap);
+        let behind = end + search.behind;
+        let behind = if goes_on { behind.min(lap) } else { behind };
+        self.limit = self.limit.min(behind);
     }
 
     fn evidence_ends(&mut self, end: u64) -> Result<bool, OpenError> {
         if self.cursor < self.limit {
+            return Ok(false);
+        }
+        if let Some(searched) = self.searched_next.take() {
+            // What begins before the gap does not go on behind it.
+            self.looks.next = None;
+            self.mode = Mode::Evidence { end };
+            (self.cursor, self.limit) = (searched.start, searched.end);
             return Ok(false);
         }
         let more = self.looks.more || end < self.known_head;
@@ -710,6 +737,7 @@ impl Replay {
     /// Everything was looked at twice: the end at `end` is the end, or it is not, if that is `proven`. Then a span
     /// whose control part holds is read for what is good in it; without one it is not known what is lost.
     fn judge(&mut self, end: u64, proven: bool) -> Result<bool, OpenError> {
+        self.searched_next = None;
         let damaged = self.looks.damaged();
         if self.looks.again(proven) {
             self.cursor = end;
