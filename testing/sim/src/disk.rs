@@ -87,6 +87,7 @@ enum Sampling {
 enum Op {
     Read {
         offset: u64,
+        bytes: usize,
         early: Vec<u8>,
         sampling: Sampling,
     },
@@ -201,6 +202,21 @@ impl Disk {
         self.rot.split_off(&bytes);
     }
 
+    /// Have nothing from a byte on, as a file with a hole there; the size stays.
+    pub fn punch(&mut self, from: u64) {
+        let bytes = self.bytes;
+        self.resize(from);
+        self.resize(bytes);
+    }
+
+    /// Whether a read is in flight that ends behind a byte.
+    pub fn reads_from(&self, from: u64) -> bool {
+        self.ops.values().any(|op| match op {
+            Op::Read { offset, bytes, .. } => offset + *bytes as u64 > from,
+            Op::Write { .. } => false,
+        })
+    }
+
     /// Whether a write is in flight that ends behind a byte.
     pub fn writes_from(&self, from: u64) -> bool {
         self.ops.values().any(|op| match op {
@@ -228,6 +244,7 @@ impl Disk {
         }
         self.begin(Op::Read {
             offset,
+            bytes,
             early,
             sampling,
         })
@@ -249,6 +266,7 @@ impl Disk {
             offset,
             early,
             sampling,
+            ..
         }) = self.ops.remove(&op)
         else {
             panic!("read {op} is not in flight");

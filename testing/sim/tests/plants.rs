@@ -503,3 +503,22 @@ fn plant_of_a_superblock_that_is_kept_late_is_caught() {
 fn plant_of_a_stale_log_is_caught() {
     assert_caught(Plant::StaleLog, GIVEN_UP_RULES);
 }
+
+#[test]
+fn plant_of_a_log_that_is_told_of_space_before_it_is_there_is_caught() {
+    let rules = ["log-write-unprepared", "log-prepared-unknown"];
+    assert_caught(Plant::HastyPreparation, &rules);
+}
+
+#[test]
+fn plant_of_space_taken_that_the_older_superblock_needs_is_caught() {
+    let rules = [
+        "backend-order",
+        "backend-goes-back",
+        "backend-incomplete",
+        "crash-not-a-prefix",
+        "read-stale",
+        "open-refused",
+    ];
+    assert_caught(Plant::HastyGift, &rules);
+}
