@@ -87,7 +87,6 @@ enum Sampling {
 enum Op {
     Read {
         offset: u64,
-        bytes: usize,
         early: Vec<u8>,
         sampling: Sampling,
     },
@@ -209,14 +208,6 @@ impl Disk {
         self.resize(bytes);
     }
 
-    /// Whether a read is in flight that ends behind a byte.
-    pub fn reads_from(&self, from: u64) -> bool {
-        self.ops.values().any(|op| match op {
-            Op::Read { offset, bytes, .. } => offset + *bytes as u64 > from,
-            Op::Write { .. } => false,
-        })
-    }
-
     /// Whether a write is in flight that ends behind a byte.
     pub fn writes_from(&self, from: u64) -> bool {
         self.ops.values().any(|op| match op {
@@ -244,7 +235,6 @@ impl Disk {
         }
         self.begin(Op::Read {
             offset,
-            bytes,
             early,
             sampling,
         })
@@ -266,7 +256,6 @@ impl Disk {
             offset,
             early,
             sampling,
-            ..
         }) = self.ops.remove(&op)
         else {
             panic!("read {op} is not in flight");

@@ -522,3 +522,20 @@ fn plant_of_space_taken_that_the_older_superblock_needs_is_caught() {
     ];
     assert_caught(Plant::HastyGift, &rules);
 }
+
+#[test]
+fn space_of_logs_that_comes_and_goes_is_held_beside_older_superblocks() {
+    let (mut again, mut gifts, mut growths) = (0, 0, 0);
+    for seed in 0..40 {
+        let outcome = run_scenario(&Scenario::draw_for_log_space(seed), Options::default());
+        match &outcome.violation {
+            // As above: an older superblock names an older tail.
+            Some(violation) if violation.rule == "backend-goes-back" => again += 1,
+            violation => assert_eq!(*violation, None, "seed {seed}"),
+        }
+        gifts += outcome.coverage.log_gifts;
+        growths += outcome.coverage.log_growths;
+    }
+    assert!(gifts > 20 && growths > 200, "{gifts} {growths}");
+    assert!(again <= 4, "{again} runs of 40");
+}

@@ -262,6 +262,10 @@ impl WriteLog {
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
         self.note_found(&span);
+        if self.spans.is_empty() {
+            // Nothing lies between the tail and a lap that the first span begins.
+            self.tail = position;
+        }
         self.spans.push_back(span);
         from..self.next_sequence()
     }

@@ -386,7 +386,7 @@ impl Replay {
         let superblock = newer.unwrap_or(found);
         self.cursor = superblock.tail.get();
         self.ahead = self.cursor;
-        self.limit = end_of_ring(&superblock);
+        self.limit = superblock.tail.get() + superblock.ring_blocks.get();
         self.chain = superblock.tail_chain.get();
         self.named_ahead = superblock.named_ahead();
         self.known_head = superblock.known_head.get();
@@ -417,6 +417,12 @@ impl Replay {
             return Err(FormatError::Field("ring_blocks"));
         }
         Ok(())
+    }
+
+    /// No span lies at or after this position: it would cover the first one.
+    fn end_of_ring(&self) -> u64 {
+        let log = self.log.as_ref().expect("superblock chosen");
+        log.tail() + log.ring_blocks()
     }
 
     fn superblock(&self) -> &LogSuperblock {
@@ -580,7 +586,7 @@ impl Replay {
         self.cursor += 1;
         self.control = next.control;
         self.checksums = next.checksums.expect("it was found whole");
-        self.limit = end_of_ring(self.superblock());
+        self.limit = self.end_of_ring();
         self.searched_next = None;
         self.accept(now, found)
     }
@@ -602,7 +608,7 @@ impl Replay {
                 && (self.incarnation..=superblock.incarnation.get())
                     .contains(&header.incarnation.get())
                 && self.cursor % ring_blocks + blocks <= ring_blocks
-                && self.cursor + blocks <= superblock.tail.get() + ring_blocks
+                && self.cursor + blocks <= self.end_of_ring()
         })
     }
 
@@ -681,6 +687,8 @@ impl Replay {
             &bad,
         );
         found(log, Found::Entries(sequences));
+        // The first one may begin with a lap, and so may have left room for later ones.
+        self.limit = self.end_of_ring();
         self.checksums.clear();
         self.chain = header.checksum.get();
         self.named_ahead = header.ahead.get();
@@ -741,7 +749,7 @@ impl Replay {
         let damaged = self.looks.damaged();
         if self.looks.again(proven) {
             self.cursor = end;
-            self.limit = end_of_ring(self.superblock());
+            self.limit = self.end_of_ring();
             self.mode = Mode::Span { end: None };
             return Ok(false);
         }
@@ -760,7 +768,7 @@ impl Replay {
         });
         self.looks = Looks::default();
         self.cursor = position;
-        self.limit = end_of_ring(self.superblock());
+        self.limit = self.end_of_ring();
         self.mode = Mode::Span { end: None };
         Ok(false)
     }
@@ -775,11 +783,6 @@ pub fn superblocks_hold(copies: &[&[u8]]) -> bool {
         Ok(sequence) => sequence % LOG_SUPERBLOCKS == index,
         Err(_) => is_first && copy.iter().all(|&byte| byte == 0),
     })
-}
-
-/// No span lies at or after this position.
-fn end_of_ring(superblock: &LogSuperblock) -> u64 {
-    superblock.tail.get() + superblock.ring_blocks.get()
 }
 
 fn header_of(control: &[u8]) -> SpanHeader {

@@ -232,6 +232,35 @@ fn what_proves_an_end_wrong_is_found_in_the_next_lap() {
     assert!(jumps > 20, "{jumps}");
 }
 
+/// The newest superblock rots. The one before names a tail where nothing follows any more: the log went on with the next
+/// lap, and has come as far as that tail and beyond it.
+#[test]
+fn replay_from_an_older_tail_goes_beyond_its_place_in_the_next_lap() {
+    let mut bench = bench();
+    while bench.log.head() + 257 <= PREPARED_BLOCKS_LEAST {
+        bench.write_span(&[256]);
+        bench.retire(1);
+    }
+    let older = bench.log.head();
+    assert!(older < PREPARED_BLOCKS_LEAST);
+    bench.write_span(&[256]);
+    assert_eq!(bench.log.spans()[0].position, bench.log.ring_blocks());
+    bench.write_span(&[200]);
+    let newest = bench.retire(1);
+    bench.log.prepare(2 * LEAST);
+    while bench.log.head() < older + bench.log.ring_blocks() + 600 {
+        bench.write_span(&[200]);
+    }
+    let head = bench.log.head();
+    assert_eq!(bench.replay(), Ok(head));
+    bench.device[newest + 100] ^= 1;
+    assert_eq!(bench.replay(), Ok(head));
+    bench.reopen();
+    bench.log.check_allocation();
+    bench.write_span(&[100]);
+    assert_eq!(bench.replay(), Ok(bench.log.head()));
+}
+
 /// What is done to a log, at random. Whatever it is, an opening finds all that was written, and where the newest superblock
 /// has rotted, the one before brings back all of it or says that it cannot.
 #[test]
