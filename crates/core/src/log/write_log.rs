@@ -124,7 +124,7 @@ pub struct WriteLog {
     prepared: u64,
     head: u64,
     durable: u64,
-    /// The tail that the device's superblock names.
+    /// The tail that the device's superblock names, or the beginning of a lap behind it with nothing between.
     tail: u64,
     ahead: Ahead,
     /// Blocks that are sealed and not durable.
