@@ -371,8 +371,9 @@ impl Device {
     /// Measure how its writes are made durable faster; writes back what it reads. Blocks.
     pub fn measure_durability(&mut self) {
         let path = self.opened.path.display();
-        let end = self.base + self.bytes;
-        match durability::probe(self.opened.file.as_raw_fd(), end, self.bytes) {
+        // A write into a hole would tell something else, and take space.
+        let bytes = self.prepared_bytes();
+        match durability::probe(self.opened.file.as_raw_fd(), self.base + bytes, bytes) {
             Ok(probe) => {
                 self.durability = probe.faster();
                 self.has_calls = probe.dsync.is_some();

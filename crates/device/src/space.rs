@@ -13,7 +13,7 @@ use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
 
 use crate::create::zero;
 
-/// Whether the files in a directory may have holes, and their file system tells where. Blocks.
+/// Whether the files in a directory may have holes and be given some, and their file system tells where. Blocks.
 pub fn has_holes(directory: &Path) -> bool {
     const BYTES: u64 = 1 << 20;
     let look = || -> io::Result<bool> {
@@ -28,6 +28,7 @@ pub fn has_holes(directory: &Path) -> bool {
         file.set_len(BYTES)?;
         file.sync_data()?;
         let hole = first_hole(&file)?;
+        give_back(&file, 0, BYTES)?;
         Ok(hole >= BLOCK_BYTES as u64 && hole < BYTES)
     };
     look().unwrap_or(false)
@@ -93,7 +94,9 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+    use crate::DeviceRegion;
     use crate::create::{create_region, create_region_with};
+    use crate::file::Device;
 
     const LEAST: u64 = LOG_BYTES_MIN;
 
@@ -127,6 +130,28 @@ mod tests {
         let mut kept = [0; 8192];
         file.read_exact_at(&mut kept, LEAST - 8192).unwrap();
         assert_eq!(kept, [7; 8192]);
+    }
+
+    #[test]
+    fn opening_takes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        if !has_holes(directory.path()) {
+            return;
+        }
+        let path = directory.path().join("log");
+        let bytes = 2 * LEAST;
+        create_region_with(&path, bytes, LEAST, &mut |_| ()).unwrap();
+        let before = taken(&File::open(&path).unwrap());
+        let region = DeviceRegion {
+            path: path.clone(),
+            offset: 0,
+            bytes,
+        };
+        // It measures how writes are made durable.
+        let device = Device::open(&region, None).unwrap();
+        assert_eq!(device.prepared_bytes(), LEAST);
+        drop(device);
+        assert_eq!(taken(&File::open(&path).unwrap()), before);
     }
 
     #[test]

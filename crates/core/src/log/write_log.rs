@@ -31,6 +31,7 @@ use alloc::vec::Vec;
 
 pub use counts::SpanCounts;
 pub use parts::{Entry, Span};
+use space::Ring;
 pub use space::{PREPARED_BLOCKS_LEAST, region_bytes};
 pub use superblocks::Superblocks;
 use zerocopy::IntoBytes;
@@ -119,9 +120,7 @@ pub struct SpanWrite {
 #[derive(Debug)]
 pub struct WriteLog {
     superblocks: Superblocks,
-    ring_blocks: u64,
-    /// Of them, from the first one on, those that may be used.
-    prepared: u64,
+    ring: Ring,
     head: u64,
     durable: u64,
     /// The tail that the device's superblock names, or the beginning of a lap behind it with nothing between.
@@ -170,8 +169,7 @@ impl WriteLog {
         let control_pool = Pool::small(CONTROL_POOL_BLOCKS);
         Self {
             superblocks: Superblocks::new(&superblock, keys, Arc::clone(&control_pool)),
-            ring_blocks,
-            prepared: ring_blocks,
+            ring: Ring::new(ring_blocks),
             head: tail,
             durable: tail,
             tail,
@@ -261,7 +259,7 @@ impl WriteLog {
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
-        self.note_found(&span);
+        self.ring.note_found(&span);
         if self.spans.is_empty() {
             // Nothing lies between the tail and a lap that the first span begins.
             self.tail = position;
@@ -439,7 +437,7 @@ impl WriteLog {
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
-        let position = self.place(blocks);
+        let position = self.ring.place(self.head, blocks);
         self.sealed_blocks += blocks;
         self.ahead.sealed(position + blocks, self.sealed_blocks);
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
@@ -475,7 +473,7 @@ impl WriteLog {
             end: position + blocks,
             span_blocks: blocks,
             end_sequence,
-            offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
+            offset: (LOG_HEADER_BLOCKS + position % self.ring.blocks) * BLOCK_BYTES as u64,
             blocks: data,
             entries: open.accepted,
             entry_bytes,
@@ -497,11 +495,11 @@ impl WriteLog {
         self.spans.push_back(span);
         self.head = position + blocks;
         assert!(
-            self.head - self.tail <= self.ring_blocks,
+            self.head - self.tail <= self.ring.blocks,
             "a span never covers live space"
         );
         assert!(
-            (self.head - 1) % self.ring_blocks < self.prepared,
+            (self.head - 1) % self.ring.blocks < self.ring.prepared,
             "a span lies in what is prepared"
         );
     }
@@ -598,7 +596,7 @@ impl WriteLog {
 
     /// Hold so many entries at most from now on, but no fewer than there are blocks.
     pub fn set_entries_max(&mut self, entries_max: u64) {
-        self.entries_max = entries_max.max(self.ring_blocks);
+        self.entries_max = entries_max.max(self.ring.blocks);
     }
 
     /// Entries that it holds at most.
@@ -667,10 +665,10 @@ impl WriteLog {
     /// Offset in bytes on the log's region of the block at `position`, and how many blocks follow
     /// it before the ring's end.
     pub fn locate(&self, position: u64) -> (u64, u64) {
-        let slot = position % self.ring_blocks;
+        let slot = position % self.ring.blocks;
         (
             (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64,
-            self.ring_blocks - slot,
+            self.ring.blocks - slot,
         )
     }
 
@@ -836,8 +834,8 @@ impl WriteLog {
     /// Assert what must always hold.
     pub fn check_invariants(&self) {
         assert!(self.tail <= self.durable && self.durable <= self.head);
-        assert!(self.head - self.tail <= self.ring_blocks);
-        assert!(self.prepared <= self.ring_blocks);
+        assert!(self.head - self.tail <= self.ring.blocks);
+        assert!(self.ring.prepared <= self.ring.blocks);
         assert!(self.durable_sequence <= self.next_sequence());
         assert!(self.bytes_retired <= self.bytes_durable);
         assert!(self.bytes_durable <= self.bytes_appended);
@@ -848,17 +846,17 @@ impl WriteLog {
         let (mut at, mut sync_points) = (self.tail, 0);
         let mut sequence = self.first;
         for span in self.spans.iter() {
-            let lap = at.next_multiple_of(self.ring_blocks);
+            let lap = at.next_multiple_of(self.ring.blocks);
             assert!(
                 span.position == at || span.position == lap,
                 "spans follow one another"
             );
-            assert!(self.end_slot(span) <= self.prepared);
+            assert!(self.ring.end_slot(span) <= self.ring.prepared);
             assert!(span.end_sequence >= sequence && span.sync_points >= sync_points);
             (at, sequence, sync_points) = (span.end(), span.end_sequence, span.sync_points);
         }
         assert_eq!(at, self.head, "the head follows the last span");
-        assert!(self.head - self.tail <= self.ring_blocks);
+        assert!(self.head - self.tail <= self.ring.blocks);
     }
 }
 

@@ -53,7 +53,7 @@ pub fn log_bytes(volume: &Volume) -> Option<LogBytes> {
     Some(LogBytes {
         all: region_bytes(log.ring_blocks()),
         prepared: region_bytes(log.prepared_blocks()),
-        used: log.used_blocks() * BLOCK_BYTES as u64,
+        used: log.occupied_blocks() * BLOCK_BYTES as u64,
         is_shared: log.superblocks().shares_space(),
     })
 }

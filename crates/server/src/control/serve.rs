@@ -473,7 +473,6 @@ async fn tick(node: Arc<Node>, shards: Threads) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut ticks, mut volumes) = (0, 0);
-    node.share_log_space();
     let has_ended = || {
         let mut shards = shards.iter();
         if node.path().is_stopping() {

@@ -31,6 +31,7 @@ use super::command::{
 };
 use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
+use super::log_space;
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
 use super::served::{Listed, Served, Terms};
@@ -110,10 +111,16 @@ impl Shard {
                 tell(answer, self.reconfigure(*config));
             }
             Command::LogPrepared(volume, bytes, answer) => {
-                tell(answer, self.state.log_prepared(volume, bytes));
+                tell(
+                    answer,
+                    log_space::log_prepared(&mut self.state, volume, bytes),
+                );
             }
             Command::GiveBackLog(volume, bytes, answer) => {
-                tell(answer, self.state.give_log_back(volume, bytes));
+                tell(
+                    answer,
+                    log_space::give_log_back(&mut self.state, volume, bytes),
+                );
             }
             Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
             Command::SetAllow(volume, allow, answer) => tell(answer, self.set_allow(volume, allow)),

@@ -107,29 +107,35 @@ impl LogSpace {
     }
 }
 
-impl ShardState {
-    /// More of a volume's log is prepared: writes that wait for room go on.
-    pub fn log_prepared(&mut self, number: VolumeNumber, bytes: u64) -> Result<(), String> {
-        let slot = self.open_slot(number)?;
-        if let Some(served) = self.volumes.get_mut(slot) {
-            sharing::set_log_prepared(&mut served.volume, bytes);
-            served.space.note(&served.volume);
-        }
-        self.touch(slot);
-        Ok(())
-    }
-
-    /// A volume is to use less of its log.
-    pub fn give_log_back(&mut self, number: VolumeNumber, bytes: u64) -> Result<GivenBack, String> {
-        let slot = self.open_slot(number)?;
-        let Some(served) = self.volumes.get_mut(slot) else {
-            return Ok(GivenBack::No);
-        };
-        let given = sharing::give_log_back(&mut served.volume, bytes);
+/// More of a volume's log is prepared: writes that wait for room go on.
+pub fn log_prepared(
+    state: &mut ShardState,
+    number: VolumeNumber,
+    bytes: u64,
+) -> Result<(), String> {
+    let slot = state.open_slot(number)?;
+    if let Some(served) = state.volumes.get_mut(slot) {
+        sharing::set_log_prepared(&mut served.volume, bytes);
         served.space.note(&served.volume);
-        if given == GivenBack::Soon {
-            self.step(slot, Event::Poll);
-        }
-        Ok(given)
     }
+    state.touch(slot);
+    Ok(())
+}
+
+/// A volume is to use less of its log.
+pub fn give_log_back(
+    state: &mut ShardState,
+    number: VolumeNumber,
+    bytes: u64,
+) -> Result<GivenBack, String> {
+    let slot = state.open_slot(number)?;
+    let Some(served) = state.volumes.get_mut(slot) else {
+        return Ok(GivenBack::No);
+    };
+    let given = sharing::give_log_back(&mut served.volume, bytes);
+    served.space.note(&served.volume);
+    if given == GivenBack::Soon {
+        state.step(slot, Event::Poll);
+    }
+    Ok(given)
 }

@@ -28,7 +28,7 @@ use hdcs_frontend::VolumeNumber;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, lock};
+use super::{COMMAND_TIME_MAX, WATCH_PERIOD, lock};
 use crate::catalogue::Entry;
 use crate::control::link::Link;
 use crate::shard::command::Command;
@@ -47,7 +47,7 @@ pub(super) struct LogSpaces {
     /// With the volume's number and name.
     logs: Mutex<Vec<(u32, String, Weak<LogSpace>)>>,
     wanted: Arc<Notify>,
-    failures: Arc<AtomicU64>,
+    failures: AtomicU64,
 }
 
 /// An open log.
@@ -97,32 +97,33 @@ impl LogSpaces {
     }
 }
 
-impl Node {
+impl LogSpaces {
     /// Share the space of file systems among logs, for as long as the node runs.
-    pub fn share_log_space(self: &Arc<Self>) {
-        let node = Arc::downgrade(self);
+    pub fn share(self: &Arc<Self>, link: &Arc<Link>) {
+        let (spaces, link) = (Arc::downgrade(self), Arc::clone(link));
         tokio::spawn(async move {
             let mut systems: HashMap<u64, FileSystem> = HashMap::new();
             let mut quiet_since: HashMap<VolumeNumber, Instant> = HashMap::new();
             loop {
-                let Some(node) = node.upgrade() else {
+                let Some(spaces) = spaces.upgrade() else {
                     return;
                 };
-                let wanted = Arc::clone(&node.log_spaces.wanted);
-                node.look_at_log_space(&mut systems, &mut quiet_since).await;
-                drop(node);
+                let wanted = Arc::clone(&spaces.wanted);
+                spaces.look(&link, &mut systems, &mut quiet_since).await;
+                drop(spaces);
                 let _ = tokio::time::timeout(LOOK_PERIOD, wanted.notified()).await;
             }
         });
     }
 
-    async fn look_at_log_space(
+    async fn look(
         &self,
+        link: &Arc<Link>,
         systems: &mut HashMap<u64, FileSystem>,
         quiet_since: &mut HashMap<VolumeNumber, Instant>,
     ) {
         let now = Instant::now();
-        let open = self.log_spaces.open();
+        let open = self.open();
         quiet_since.retain(|number, _| open.iter().any(|log| log.number == *number));
         let mut of_systems: HashMap<u64, Vec<Log>> = HashMap::new();
         for mut log in open {
@@ -142,7 +143,7 @@ impl Node {
             self.end_of(system).await;
             let waits = system.not_before.is_some_and(|at| now < at);
             if system.under_way.is_none() && !waits {
-                let link = Arc::clone(&self.link);
+                let link = Arc::clone(link);
                 system.under_way = Some(tokio::spawn(async move {
                     let mut has_changed = false;
                     while change_one(&logs, &link).await? {
@@ -163,7 +164,7 @@ impl Node {
             Ok(Ok(true)) => system.is_said = false,
             Ok(Ok(false)) | Err(_) => {}
             Ok(Err(why)) => {
-                self.log_spaces.failures.fetch_add(1, Ordering::Relaxed);
+                self.failures.fetch_add(1, Ordering::Relaxed);
                 system.not_before = Some(Instant::now() + FAILURE_PAUSE);
                 if !std::mem::replace(&mut system.is_said, true) {
                     tracing::warn!("{why}: it goes on with what it has, and this is tried again");

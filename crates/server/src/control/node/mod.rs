@@ -105,7 +105,7 @@ pub struct Node {
     /// What is dirty, recorded beside the entries.
     records: Records,
     /// The space that write logs have.
-    log_spaces: LogSpaces,
+    log_spaces: Arc<LogSpaces>,
     /// Flushes that are waited for.
     flushes: Flushes,
     /// The schedule of tiering out.
@@ -180,7 +180,7 @@ impl Node {
             moves: Moves::default(),
             memories,
             records: Records::default(),
-            log_spaces: LogSpaces::default(),
+            log_spaces: Arc::default(),
             flushes,
             tiers: Tiers::default(),
             copies: Copies::default(),

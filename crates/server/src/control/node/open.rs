@@ -445,6 +445,7 @@ impl Node {
     /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
     /// what takes long goes on opening when this has returned.
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.log_spaces.share(&self.link);
         let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
             self.scrubs.note(number, record);
