@@ -452,8 +452,11 @@ pub struct Counters {
     pub lost_bytes: u64,
     /// Bytes of the log in use.
     pub log_used_bytes: u64,
-    /// Bytes of the log that can be in use.
+    /// Bytes of the log that can be in use at most.
     pub log_ring_bytes: u64,
+    /// Bytes of it that are prepared, which can be in use now.
+    #[serde(default)]
+    pub log_prepared_bytes: u64,
     /// Bytes written to the log's device.
     pub log_written_bytes: u64,
     /// Spans written.
@@ -948,6 +951,9 @@ pub struct Status {
     pub volumes_opening: u64,
     /// Bytes that backends do not have yet.
     pub dirty_bytes: u64,
+    /// How often more space for a write log was not to be had, or could not be given back.
+    #[serde(default)]
+    pub log_space_failures: u64,
     /// Memory.
     pub memory: Memory,
     /// Read cache.

@@ -166,8 +166,8 @@ fn describe_log(log: &LogSummary) {
         }
     }
     output::line(&format!(
-        "ring: {} blocks, {} in use, head at {}",
-        log.ring_blocks, log.used_blocks, log.head
+        "ring: {} blocks, {} prepared, {} in use, head at {}",
+        log.ring_blocks, log.prepared_blocks, log.used_blocks, log.head
     ));
     output::line(&format!(
         "spans: {}, entries: {}, dirty: {} ({} bytes), sync points: {}",

@@ -99,7 +99,7 @@ pub fn volumes(volumes: &[Volume]) {
         let (dirty, log) = match &volume.counters {
             Some(c) => (
                 show(c.dirty_bytes),
-                percent(c.log_used_bytes, c.log_ring_bytes),
+                percent(c.log_used_bytes, c.log_prepared_bytes),
             ),
             None => ("-".to_owned(), "-".to_owned()),
         };
@@ -190,15 +190,18 @@ pub fn volume(volume: &Volume) {
                 c.dirty_age_ms as f64 / 1000.0
             ),
         );
-        row(
-            "log in use",
-            format!(
-                "{} of {} ({})",
-                show(c.log_used_bytes),
-                show(c.log_ring_bytes),
-                percent(c.log_used_bytes, c.log_ring_bytes)
-            ),
+        let in_use = format!(
+            "{} of {} ({})",
+            show(c.log_used_bytes),
+            show(c.log_prepared_bytes),
+            percent(c.log_used_bytes, c.log_prepared_bytes)
         );
+        // What it has not been given yet, or has given back.
+        let rest = match c.log_ring_bytes - c.log_prepared_bytes.min(c.log_ring_bytes) {
+            0 => String::new(),
+            _ => format!(", up to {}", show(c.log_ring_bytes)),
+        };
+        row("log in use", in_use + &rest);
         if c.log_stored_bytes < c.log_plain_bytes {
             row(
                 "compressed in the log",

@@ -236,7 +236,7 @@ fn rates(before: &[Volume], now: &[Volume], seconds: f64) -> String {
             format!("{:.0} µs", latency.read.p99_us),
             format!("{:.0} µs", latency.write.p99_us),
             show(c.dirty_bytes),
-            output::percent(c.log_used_bytes, c.log_ring_bytes),
+            output::percent(c.log_used_bytes, c.log_prepared_bytes),
             format!("{}/s", show(rate(|c| c.destaged_bytes) as u64)),
         ];
         if has_shards {

@@ -29,7 +29,8 @@
 //! A *position* counts ring blocks since the log was made and never wraps; block
 //! `32 + position % ring_blocks` holds it. A *span* is `control_blocks` blocks (a [`SpanHeader`],
 //! its [`SpanEntry`]s, then one CRC-32C for each data block) followed by `data_blocks` blocks of
-//! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`. Data
+//! data. A span never wraps: where it would, it starts at the next multiple of `ring_blocks`. So may any other: what the
+//! file system has no space for behind some block of the ring is a hole, and spans lie before that. Data
 //! block `i` of an entry holds block `start / 8 + i` of the volume, each sector in its place, with
 //! zeroes outside the entry. Of a compressed entry all these blocks, at most 64 KiB, make
 //! `stored_bytes` bytes from byte `stored_offset` of its first data block on; such entries lie one
@@ -312,6 +313,8 @@ pub const LOG_VERSION: u16 = 1;
 pub const LOG_HOLDS_VOLUME: u16 = 1;
 /// [`LogSuperblock::flags`]: the backend may hold writes past the log that it has not flushed.
 pub const LOG_UNFLUSHED: u64 = 1;
+/// [`LogSuperblock::flags`]: the log may be given less space than its size while it needs no more.
+pub const LOG_SHARES_SPACE: u64 = 2;
 
 on_disk! {
     /// The root of a write log: who it belongs to and where replay begins.
@@ -348,8 +351,9 @@ on_disk! {
         sync_points: U64,
         /// Which data key everything after the superblocks is encrypted with; zeroes: it is not.
         data_key: [u8; 16],
-        /// Bit 0: the backend may hold writes that went past the log and that it has not flushed. A program that
-        /// does not know a bit keeps it.
+        /// Bit 0: the backend may hold writes that went past the log and that it has not flushed. Bit 1: the log shares
+        /// the space of its file system, so what it does not need may be a hole from some block of the ring on. A
+        /// program that does not know a bit keeps it.
         flags: U64,
         /// The read cache that has forgotten what was destaged before the tail: CRC-64/NVME of its identity, then
         /// its `format` (`U64`). Zero: nothing was destaged yet. All ones: it cannot be told.

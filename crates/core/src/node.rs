@@ -2,6 +2,7 @@
 
 pub mod cache_identity;
 pub mod common_window;
+pub mod log_space;
 pub mod opening;
 pub mod placement;
 pub mod qos;

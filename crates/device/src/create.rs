@@ -27,6 +27,16 @@ pub fn create_region(
     bytes: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), DeviceError> {
+    create_region_with(path, bytes, bytes, progress)
+}
+
+/// The same, but only the first `taken` bytes are written, and the rest is a hole.
+pub fn create_region_with(
+    path: &Path,
+    bytes: u64,
+    taken: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), DeviceError> {
     let made = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -39,7 +49,9 @@ pub fn create_region(
         }
         Err(error) => return Err(DeviceError::io("create", path, error)),
     };
-    let filled = fill_new(path, &file, bytes, progress);
+    let filled = file
+        .set_len(bytes)
+        .and_then(|()| fill_new(path, &file, taken, progress));
     drop(file);
     if let Err(error) = filled {
         // The error that matters is the first one; what remains is named in it.
@@ -47,7 +59,7 @@ pub fn create_region(
         return Err(match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => DeviceError::NoSpace {
                 path: path.to_path_buf(),
-                bytes,
+                bytes: taken,
             },
             _ => DeviceError::io("write", path, error),
         });
@@ -98,7 +110,12 @@ pub fn zero_region(
         .map_err(|e| DeviceError::io("write", path, e))
 }
 
-fn zero(file: &File, offset: u64, bytes: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+pub(crate) fn zero(
+    file: &File,
+    offset: u64,
+    bytes: u64,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<()> {
     let blocks = PIECE_BYTES / BLOCK_BYTES;
     let zeroes = Arena::new(blocks)
         .claim(0, blocks)

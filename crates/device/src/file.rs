@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use super::durability::{self, DeviceCache, Durability};
 use super::ring::{Owner, Ring, Target};
-use crate::DeviceRegion;
+use crate::{DeviceRegion, space};
 
 /// Why a file or device could not be used.
 #[derive(Debug, Error)]
@@ -371,8 +371,9 @@ impl Device {
     /// Measure how its writes are made durable faster; writes back what it reads. Blocks.
     pub fn measure_durability(&mut self) {
         let path = self.opened.path.display();
-        let end = self.base + self.bytes;
-        match durability::probe(self.opened.file.as_raw_fd(), end, self.bytes) {
+        // A write into a hole would tell something else, and take space.
+        let bytes = self.prepared_bytes();
+        match durability::probe(self.opened.file.as_raw_fd(), self.base + bytes, bytes) {
             Ok(probe) => {
                 self.durability = probe.faster();
                 self.has_calls = probe.dsync.is_some();
@@ -406,6 +407,18 @@ impl Device {
     /// Length of the region.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// What the space of a region can be changed through, if it is the whole of a file. Whoever has it keeps the region
+    /// locked.
+    pub fn resizable(&self) -> Option<&Arc<File>> {
+        (self.base == 0 && !self.opened.block_device).then_some(&self.opened.file)
+    }
+
+    /// How much of it is taken, from its beginning on; of a device, all. Blocks.
+    pub fn prepared_bytes(&self) -> u64 {
+        let file = self.resizable();
+        file.map_or(self.bytes, |file| space::prepared_bytes(file, self.bytes))
     }
 
     /// Where it is.

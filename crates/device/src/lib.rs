@@ -2,7 +2,7 @@
 //!
 //! [`ring`] owns every operation that the kernel has not ended, with its buffers; [`file`] knows
 //! what a region of a file or device needs (alignment, durability, lock); [`create`] makes
-//! regions; [`worker`] runs what would block, [`writers`] what a client waits for; [`memory`] tells the system where huge
+//! regions, [`space`] says what of them is taken; [`worker`] runs what would block, [`writers`] what a client waits for; [`memory`] tells the system where huge
 //! pages pay.
 
 pub mod create;
@@ -10,6 +10,7 @@ pub mod durability;
 pub mod file;
 pub mod memory;
 pub mod ring;
+pub mod space;
 pub mod worker;
 pub mod writers;
 

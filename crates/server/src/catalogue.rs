@@ -140,6 +140,9 @@ pub struct LogPlace {
     pub path: PathBuf,
     /// Length of the region, from the start of the file or device.
     pub bytes: u64,
+    /// When it is made: how much of it is prepared at once, if it shares the space of its file system. Else all is.
+    #[serde(skip)]
+    pub prepared: Option<u64>,
 }
 
 /// A range of a volume that stays in the SSD tier.

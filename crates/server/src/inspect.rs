@@ -33,6 +33,7 @@ use hdcs_core::format::{
 };
 use hdcs_core::log::replay::{Found as Replayed, Replay};
 use hdcs_core::log::write_log::WriteLog;
+use hdcs_device::space;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -111,6 +112,8 @@ pub struct LogSummary {
     pub superblocks: Vec<SuperblockSummary>,
     /// Blocks of the ring.
     pub ring_blocks: u64,
+    /// Blocks of the ring that are prepared; the rest is a hole.
+    pub prepared_blocks: u64,
     /// Blocks of the ring in use.
     pub used_blocks: u64,
     /// Spans that are not retired.
@@ -334,6 +337,7 @@ fn replay(
 ) -> Result<(WriteLog, u64), OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
+    replay.set_prepared(space::prepared_bytes(file, region_bytes));
     if let Some(cipher) = cipher {
         replay.authenticate(Arc::new(cipher.clone()));
     }
@@ -382,6 +386,7 @@ fn summarize(
     let mut summary = LogSummary {
         superblocks: (0..).zip(&found).map(describe).collect(),
         ring_blocks: 0,
+        prepared_blocks: 0,
         used_blocks: 0,
         spans: 0,
         entries: 0,
@@ -398,6 +403,7 @@ fn summarize(
         return Ok(Some(summary));
     };
     summary.ring_blocks = superblock.ring_blocks.get();
+    summary.prepared_blocks = summary.ring_blocks;
     summary.head = superblock.tail.get();
     summary.problem = foreign(superblock, expected);
     let cipher = match Encryption::of_log(encryption, superblock) {
@@ -411,6 +417,7 @@ fn summarize(
         Ok((log, records)) => {
             let bytes = log.bytes();
             summary.records = records;
+            summary.prepared_blocks = log.prepared_blocks();
             summary.used_blocks = log.used_blocks();
             summary.spans = log.spans().len() as u64;
             summary.entries = log.next_sequence() - log.first_sequence();

@@ -123,8 +123,13 @@ const OF_COUNTERS: &[Family<Counters>] = &[
     ),
     gauge(
         "hdcs_volume_log_size_bytes",
-        "Bytes of the write log that can be in use.",
+        "Bytes of the write log that can be in use at most.",
         &[("", |c| c.log_ring_bytes as f64)],
+    ),
+    gauge(
+        "hdcs_volume_log_prepared_bytes",
+        "Bytes of the write log that can be in use now; the rest of its size is not taken from the file system.",
+        &[("", |c| c.log_prepared_bytes as f64)],
     ),
     counter(
         "hdcs_volume_log_written_bytes_total",
@@ -742,6 +747,12 @@ fn known_to_the_shards(page: &mut Page, status: &Status, volumes: &[Volume]) {
         "gauge",
         "The longest turn of the data path in the last 30 to 60 seconds; each client has waited for so long once.",
         status.longest_turn_us as f64 / 1e6,
+    );
+    page.single(
+        "hdcs_log_space_failures_total",
+        "counter",
+        "Times that more space for a write log was not to be had, or could not be given back.",
+        status.log_space_failures as f64,
     );
     let shards = status.shards.iter();
     let shards: Vec<_> = shards

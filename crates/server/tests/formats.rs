@@ -434,6 +434,7 @@ fn write_data_dir(root: &Path) {
         log: LogPlace {
             path: "log".into(),
             bytes: LOG_BYTES_MIN,
+            prepared: None,
         },
         backend: None,
         backend_identity: None,

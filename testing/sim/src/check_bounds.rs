@@ -140,6 +140,11 @@ pub fn check_volume(
     over(
         "log_used_blocks",
         stats.log_used_blocks,
+        stats.log_prepared_blocks,
+    )?;
+    over(
+        "log_prepared_blocks",
+        stats.log_prepared_blocks,
         stats.log_ring_blocks,
     )?;
     over("log_ring_blocks", stats.log_ring_blocks, ring_blocks)?;

@@ -201,6 +201,13 @@ impl Disk {
         self.rot.split_off(&bytes);
     }
 
+    /// Have nothing from a byte on, as a file with a hole there; the size stays.
+    pub fn punch(&mut self, from: u64) {
+        let bytes = self.bytes;
+        self.resize(from);
+        self.resize(bytes);
+    }
+
     /// Whether a write is in flight that ends behind a byte.
     pub fn writes_from(&self, from: u64) -> bool {
         self.ops.values().any(|op| match op {

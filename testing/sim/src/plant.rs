@@ -178,6 +178,10 @@ pub enum Plant {
     ForgedLogTaken,
     /// A read of what is lost is answered with what the backend has.
     ShownLoss,
+    /// A log is told of more space before that is prepared.
+    HastyPreparation,
+    /// What is taken from a log is needed by its older superblock.
+    HastyGift,
 }
 
 impl Plant {
@@ -237,6 +241,8 @@ impl Plant {
             | Self::StuckReplay
             | Self::ForgottenLoss
             | Self::ShownLoss
+            | Self::HastyPreparation
+            | Self::HastyGift
             | Self::LoneLoss
             | Self::ForgottenHead
             | Self::UnmarkedEnd

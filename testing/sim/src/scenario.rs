@@ -16,6 +16,7 @@ use crate::lz4::LZ4;
 use crate::workload::Behaviour;
 
 mod clones;
+mod log_space;
 mod open_loops;
 mod rots;
 mod stacks;
@@ -210,6 +211,8 @@ pub struct Scenario {
     pub warm_ups: bool,
     /// In the end, lines that the SSD tier has compressed rot.
     pub packed_rots: bool,
+    /// Logs are larger than what is prepared of them, and that changes.
+    pub log_space: bool,
     /// Nothing fails, and load is so light that no request waits for longer than this.
     pub wait_max: Option<Nanos>,
 }
@@ -319,6 +322,10 @@ impl Scenario {
         let random = &mut Stream::Stacks.of(seed);
         if random.u32(..6) == 0 {
             scenario.draw_stacks(random);
+        }
+        let random = &mut Stream::LogSpace.of(seed);
+        if random.u32(..3) == 0 {
+            scenario.draw_log_space(random);
         }
         scenario
     }
@@ -764,6 +771,7 @@ impl Scenario {
             repins: false,
             warm_ups: false,
             packed_rots: false,
+            log_space: false,
             wait_max: None,
         }
     }
@@ -822,6 +830,7 @@ impl Scenario {
             repins: false,
             warm_ups: false,
             packed_rots: false,
+            log_space: false,
             wait_max: None,
         }
     }

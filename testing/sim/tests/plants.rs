@@ -503,3 +503,39 @@ fn plant_of_a_superblock_that_is_kept_late_is_caught() {
 fn plant_of_a_stale_log_is_caught() {
     assert_caught(Plant::StaleLog, GIVEN_UP_RULES);
 }
+
+#[test]
+fn plant_of_a_log_that_is_told_of_space_before_it_is_there_is_caught() {
+    let rules = ["log-write-unprepared", "log-prepared-unknown"];
+    assert_caught(Plant::HastyPreparation, &rules);
+}
+
+#[test]
+fn plant_of_space_taken_that_the_older_superblock_needs_is_caught() {
+    let rules = [
+        "backend-order",
+        "backend-goes-back",
+        "backend-incomplete",
+        "crash-not-a-prefix",
+        "read-stale",
+        "open-refused",
+    ];
+    assert_caught(Plant::HastyGift, &rules);
+}
+
+#[test]
+fn space_of_logs_that_comes_and_goes_is_held_beside_older_superblocks() {
+    let (mut again, mut gifts, mut growths) = (0, 0, 0);
+    for seed in 0..40 {
+        let outcome = run_scenario(&Scenario::draw_for_log_space(seed), Options::default());
+        match &outcome.violation {
+            // As above: an older superblock names an older tail.
+            Some(violation) if violation.rule == "backend-goes-back" => again += 1,
+            violation => assert_eq!(*violation, None, "seed {seed}"),
+        }
+        gifts += outcome.coverage.log_gifts;
+        growths += outcome.coverage.log_growths;
+    }
+    assert!(gifts > 10 && growths > 150, "{gifts} {growths}");
+    assert!(again <= 1, "{again} runs of 40");
+}

@@ -17,7 +17,7 @@
 //! 3. What is named becomes less only while the log is empty, with a superblock.
 
 use crate::base::limits::REQUEST_BLOCKS_MAX;
-use crate::log::write_log::{CONTROL_BLOCKS_MAX, SPAN_BLOCKS_MAX};
+use crate::log::write_log::{CONTROL_BLOCKS_MAX, PREPARED_BLOCKS_LEAST, SPAN_BLOCKS_MAX};
 
 /// Blocks that a new log names: enough for 64 small requests at once.
 pub const AHEAD_BLOCKS_LEAST: u64 = 128;
@@ -80,11 +80,24 @@ impl Ahead {
     }
 }
 
-/// How many blocks from `end` on may hold the control part of a span that says that more had been durable, if what comes
-/// before the end names so much.
-pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64) -> u64 {
+/// Where the control part may be of a span that says that more had been durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Search {
+    /// Blocks from the end on.
+    pub behind: u64,
+    /// Blocks from the beginning of the next lap on. The log may have gone on there from wherever what was prepared of
+    /// it has ended.
+    pub next_lap: u64,
+}
+
+/// Where to look behind `end`, if what comes before it names so much.
+pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64) -> Search {
     if named == 0 {
-        return SEARCH_BLOCKS_MAX;
+        // Who named nothing used all of the ring.
+        return Search {
+            behind: SEARCH_BLOCKS_MAX,
+            next_lap: 0,
+        };
     }
     // What is accepted may become two spans, of which the first is open; the control part that is looked for is a third.
     let window = named
@@ -96,13 +109,14 @@ pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64) -> u64 {
     let blocks = window
         .saturating_mul(2)
         .max(2 * SPAN_BLOCKS_MAX + CONTROL_BLOCKS_MAX);
-    // A span that would not fit the rest of the lap leaves that out.
-    let jump = if blocks.saturating_add(end % ring_blocks + SPAN_BLOCKS_MAX) >= ring_blocks {
-        SPAN_BLOCKS_MAX
-    } else {
-        0
-    };
-    blocks.saturating_add(jump).min(SEARCH_BLOCKS_MAX)
+    let behind = blocks.min(SEARCH_BLOCKS_MAX);
+    // A span that would not fit what is prepared leaves the rest of the lap out.
+    let slot = end % ring_blocks;
+    let may_jump = slot + behind + SPAN_BLOCKS_MAX >= ring_blocks.min(PREPARED_BLOCKS_LEAST);
+    Search {
+        behind,
+        next_lap: if may_jump { behind } else { 0 },
+    }
 }
 
 #[cfg(test)]
@@ -144,12 +158,18 @@ mod tests {
     #[test]
     fn search_is_bounded_whatever_a_span_names() {
         let ring = 1 << 20;
-        assert!(blocks_to_search(AHEAD_BLOCKS_LEAST, 0, ring) < 3 * SPAN_BLOCKS_MAX);
         for named in [0, AHEAD_BLOCKS_MAX, 1 << 40, u64::MAX] {
-            assert!(blocks_to_search(named, 7, ring) <= SEARCH_BLOCKS_MAX);
+            let search = blocks_to_search(named, 7, ring);
+            assert!(search.behind.max(search.next_lap) <= SEARCH_BLOCKS_MAX);
         }
-        let near = blocks_to_search(AHEAD_BLOCKS_LEAST, ring - 100, ring);
-        let far = blocks_to_search(AHEAD_BLOCKS_LEAST, 0, ring);
-        assert_eq!(near, far + SPAN_BLOCKS_MAX);
+        let early = blocks_to_search(AHEAD_BLOCKS_LEAST, 0, ring);
+        assert!(early.behind < 3 * SPAN_BLOCKS_MAX && early.next_lap == 0);
+        // From here on the log may have jumped.
+        let first = PREPARED_BLOCKS_LEAST - SPAN_BLOCKS_MAX - early.behind;
+        assert_eq!(blocks_to_search(AHEAD_BLOCKS_LEAST, first - 1, ring), early);
+        for end in [first, PREPARED_BLOCKS_LEAST, ring / 2, ring - 1] {
+            let late = blocks_to_search(AHEAD_BLOCKS_LEAST, ring + end, ring);
+            assert_eq!((late.behind, late.next_lap), (early.behind, early.behind));
+        }
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! 1. `tail <= durable <= head <= tail + ring`: a span is written only over space before the tail
-//!    that the superblock on the device names.
+//!    that the superblock on the device names, and only into what is prepared (`space`).
 //! 2. Spans become durable in order of position, whatever the order in which their writes end.
 //! 3. A span holds no sync point but as its first entry, so generations are whole spans.
 //! 4. Every span is written once; a failed log write latches: nothing is appended any more.
@@ -22,6 +22,7 @@
 
 mod counts;
 mod parts;
+mod space;
 mod superblocks;
 
 use alloc::collections::{BTreeSet, VecDeque};
@@ -30,6 +31,8 @@ use alloc::vec::Vec;
 
 pub use counts::SpanCounts;
 pub use parts::{Entry, Span};
+use space::Ring;
+pub use space::{PREPARED_BLOCKS_LEAST, region_bytes};
 pub use superblocks::Superblocks;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -85,6 +88,7 @@ struct OpenSpan {
 #[derive(Debug)]
 struct Flight {
     end: u64,
+    span_blocks: u64,
     end_sequence: Sequence,
     offset: u64,
     blocks: Vec<Buf>,
@@ -116,12 +120,14 @@ pub struct SpanWrite {
 #[derive(Debug)]
 pub struct WriteLog {
     superblocks: Superblocks,
-    ring_blocks: u64,
+    ring: Ring,
     head: u64,
     durable: u64,
-    /// The tail that the device's superblock names.
+    /// The tail that the device's superblock names, or the beginning of a lap behind it with nothing between.
     tail: u64,
     ahead: Ahead,
+    /// Blocks that are sealed and not durable.
+    sealed_blocks: u64,
     chain: u64,
     sync_points: u64,
     /// A flush came after the last entry: the next entry begins a generation.
@@ -163,11 +169,12 @@ impl WriteLog {
         let control_pool = Pool::small(CONTROL_POOL_BLOCKS);
         Self {
             superblocks: Superblocks::new(&superblock, keys, Arc::clone(&control_pool)),
-            ring_blocks,
+            ring: Ring::new(ring_blocks),
             head: tail,
             durable: tail,
             tail,
             ahead: Ahead::found(superblock.named_ahead()),
+            sealed_blocks: 0,
             chain: superblock.tail_chain.get(),
             sync_points: superblock.sync_points.get(),
             sync_pending: false,
@@ -252,6 +259,11 @@ impl WriteLog {
         self.durable_sequence = span.end_sequence;
         self.bytes_durable = self.bytes_appended;
         self.chain = span.checksum;
+        self.ring.note_found(&span);
+        if self.spans.is_empty() {
+            // Nothing lies between the tail and a lap that the first span begins.
+            self.tail = position;
+        }
         self.spans.push_back(span);
         from..self.next_sequence()
     }
@@ -425,9 +437,9 @@ impl WriteLog {
         let (entries, data_blocks) = (open.entries.len(), open.checksums.len());
         let control_blocks = SpanHeader::control_blocks_for(entries, data_blocks);
         let blocks = (control_blocks + data_blocks) as u64;
-        let position = self.place(blocks);
-        self.ahead
-            .sealed(position + blocks, position + blocks - self.durable);
+        let position = self.ring.place(self.head, blocks);
+        self.sealed_blocks += blocks;
+        self.ahead.sealed(position + blocks, self.sealed_blocks);
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
         let header = SpanHeader {
             magic: SPAN_MAGIC,
@@ -459,8 +471,9 @@ impl WriteLog {
         let end_sequence = self.next_sequence();
         self.flights.push_back(Flight {
             end: position + blocks,
+            span_blocks: blocks,
             end_sequence,
-            offset: (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64,
+            offset: (LOG_HEADER_BLOCKS + position % self.ring.blocks) * BLOCK_BYTES as u64,
             blocks: data,
             entries: open.accepted,
             entry_bytes,
@@ -482,8 +495,12 @@ impl WriteLog {
         self.spans.push_back(span);
         self.head = position + blocks;
         assert!(
-            self.head - self.tail <= self.ring_blocks,
+            self.head - self.tail <= self.ring.blocks,
             "a span never covers live space"
+        );
+        assert!(
+            (self.head - 1) % self.ring.blocks < self.ring.prepared,
+            "a span lies in what is prepared"
         );
     }
 
@@ -499,16 +516,6 @@ impl WriteLog {
         }
         for (block, &checksum) in (data_position..).zip(&open.checksums) {
             self.checksums.set(block, checksum);
-        }
-    }
-
-    /// Where a span of so many blocks goes: at the head, or at the next lap if it would wrap.
-    fn place(&self, blocks: u64) -> u64 {
-        let left = self.ring_blocks - self.head % self.ring_blocks;
-        if blocks <= left {
-            self.head
-        } else {
-            self.head + left
         }
     }
 
@@ -546,6 +553,7 @@ impl WriteLog {
         while let Some(flight) = self.flights.front().filter(|flight| flight.done) {
             self.durable = flight.end;
             self.durable_sequence = flight.end_sequence;
+            self.sealed_blocks -= flight.span_blocks;
             self.counts.durable(flight, now);
             self.flights.pop_front();
         }
@@ -588,7 +596,7 @@ impl WriteLog {
 
     /// Hold so many entries at most from now on, but no fewer than there are blocks.
     pub fn set_entries_max(&mut self, entries_max: u64) {
-        self.entries_max = entries_max.max(self.ring_blocks);
+        self.entries_max = entries_max.max(self.ring.blocks);
     }
 
     /// Entries that it holds at most.
@@ -602,6 +610,7 @@ impl WriteLog {
         self.flights.clear();
         self.seal(self.open.since);
         self.flights.clear();
+        self.sealed_blocks = 0;
         self.durable = self.head;
         self.ahead.durable(self.durable);
     }
@@ -656,33 +665,16 @@ impl WriteLog {
     /// Offset in bytes on the log's region of the block at `position`, and how many blocks follow
     /// it before the ring's end.
     pub fn locate(&self, position: u64) -> (u64, u64) {
-        let slot = position % self.ring_blocks;
+        let slot = position % self.ring.blocks;
         (
             (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64,
-            self.ring_blocks - slot,
+            self.ring.blocks - slot,
         )
-    }
-
-    /// Whether an entry with so many data blocks can be appended and sealed without covering live
-    /// space from `oldest` (a position that readers still need) or the tail.
-    pub fn has_room(&self, data_blocks: u64, oldest: Option<u64>) -> bool {
-        let slack = SPAN_ENTRIES_MAX as u64;
-        if self.entries.len() as u64 + slack > self.entries_max
-            || self.parts() + slack > self.parts_max()
-            || !self.share.takes(ADMISSION_BYTES)
-        {
-            return false;
-        }
-        let from = oldest.map_or(self.tail, |oldest| oldest.min(self.tail));
-        // The open span and this entry may become two spans, one of them after a jump to the next
-        // lap over less than its own length.
-        self.head + self.open_blocks() + data_blocks + 2 * CONTROL_BLOCKS_MAX + SPAN_BLOCKS_MAX
-            <= from + self.ring_blocks
     }
 
     /// Whether an entry with so many data blocks has to wait until more is durable.
     pub fn is_far_ahead(&self, data_blocks: u64) -> bool {
-        let ahead = self.head - self.durable + self.open_blocks();
+        let ahead = self.sealed_blocks + self.open_blocks();
         self.ahead.is_full(ahead, data_blocks)
     }
 
@@ -751,27 +743,6 @@ impl WriteLog {
     /// Where it begins, as a superblock on the device says.
     pub fn tail(&self) -> u64 {
         self.tail
-    }
-
-    /// Blocks in the ring.
-    pub fn ring_blocks(&self) -> u64 {
-        self.ring_blocks
-    }
-
-    /// Blocks of the ring that are in use, jumps and what is open included, also if that has no data; more if it is
-    /// the number of entries, or of all that is in memory for them, that fills the log. 0: the log is empty.
-    pub fn used_blocks(&self) -> u64 {
-        let share = |count: u64, of: u64| {
-            let blocks = u128::from(self.ring_blocks) * u128::from(count);
-            (blocks / u128::from(of)).min(self.ring_blocks.into()) as u64
-        };
-        let entries = share(self.entries.len() as u64, self.entries_max);
-        let parts = share(self.parts(), self.parts_max());
-        let open = u64::from(!self.open.entries.is_empty()) + self.open_blocks();
-        let used = self.head - self.tail + open;
-        let memory = if used == 0 { 0.0 } else { self.share.fill() };
-        let memory = (self.ring_blocks as f64 * memory) as u64;
-        used.max(entries).max(parts).max(memory)
     }
 
     /// Memory that it has of the budget.
@@ -863,7 +834,8 @@ impl WriteLog {
     /// Assert what must always hold.
     pub fn check_invariants(&self) {
         assert!(self.tail <= self.durable && self.durable <= self.head);
-        assert!(self.head - self.tail <= self.ring_blocks);
+        assert!(self.head - self.tail <= self.ring.blocks);
+        assert!(self.ring.prepared <= self.ring.blocks);
         assert!(self.durable_sequence <= self.next_sequence());
         assert!(self.bytes_retired <= self.bytes_durable);
         assert!(self.bytes_durable <= self.bytes_appended);
@@ -874,17 +846,17 @@ impl WriteLog {
         let (mut at, mut sync_points) = (self.tail, 0);
         let mut sequence = self.first;
         for span in self.spans.iter() {
-            let lap = at.next_multiple_of(self.ring_blocks);
+            let lap = at.next_multiple_of(self.ring.blocks);
             assert!(
                 span.position == at || span.position == lap,
                 "spans follow one another"
             );
-            assert!(span.position % self.ring_blocks + span.blocks <= self.ring_blocks);
+            assert!(self.ring.end_slot(span) <= self.ring.prepared);
             assert!(span.end_sequence >= sequence && span.sync_points >= sync_points);
             (at, sequence, sync_points) = (span.end(), span.end_sequence, span.sync_points);
         }
         assert_eq!(at, self.head, "the head follows the last span");
-        assert!(self.head - self.tail <= self.ring_blocks);
+        assert!(self.head - self.tail <= self.ring.blocks);
     }
 }
 

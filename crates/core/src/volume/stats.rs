@@ -51,6 +51,8 @@ pub struct VolumeStats {
     pub lost_bytes: u64,
     /// Blocks of the ring in use, control and padding included.
     pub log_used_blocks: u64,
+    /// Blocks of the ring that may be used.
+    pub log_prepared_blocks: u64,
     /// Blocks of the ring.
     pub log_ring_blocks: u64,
     /// Bytes written to the log's device.
@@ -132,6 +134,7 @@ impl Volume {
             stats.log_used_blocks = log.used_blocks();
             stats.lost_ranges = self.damage.lost().count() as u64;
             stats.lost_bytes = self.damage.lost().sectors() * SECTOR_BYTES as u64;
+            stats.log_prepared_blocks = log.prepared_blocks();
             stats.log_ring_blocks = log.ring_blocks();
             stats.dirty_bytes = bytes.appended - bytes.retired;
             // What was left out for something newer is as old as it was.

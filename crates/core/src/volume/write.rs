@@ -703,5 +703,5 @@ fn is_open(until: Sequence, log: &WriteLog) -> bool {
 
 /// Share of the log in use, from 0 to 1.
 pub(super) fn log_fill(log: &WriteLog) -> f64 {
-    log.used_blocks() as f64 / log.ring_blocks() as f64
+    log.used_blocks() as f64 / log.prepared_blocks() as f64
 }

@@ -7,6 +7,7 @@ mod log {
     mod end_mark;
     mod evidence;
     mod replay;
+    mod space;
 }
 
 mod cache {

@@ -11,6 +11,7 @@ fn entry(name: &str, number: u32) -> Entry {
         log: LogPlace {
             path: LOG_FILE.into(),
             bytes: 16 << 20,
+            prepared: None,
         },
         backend: None,
         backend_identity: None,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `memory_max_mib` | a quarter of the memory that the process may use, from 1024 to 8192; never more than three quarters of it |
 //! | `cache_total_size_mib` | the size of the `cache` file that is there, if its index fits the memory; else a tenth of the free room, from 1024 to 65536, eight times the memory and half of the room at most |
-//! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most, and for each volume a 64th of what is free then, but 16 at least |
+//! | `log_size_mib` | a quarter of `memory_max_mib`, from 512 to 2048; a sixteenth of the free room at most; of that a 64th of what is free, but 16 at least, is taken when a log is made, and the rest as it is needed |
 //! | `shards` | one up to four processors; beyond, one for four of them, from 2 to 8, as long as each has 1024 of `memory_max_mib` |
 //!
 //! A shard takes a whole processor when it is busy, and clients, backends and the kernel need some as well. With less

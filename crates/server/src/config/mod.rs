@@ -199,8 +199,9 @@ settings! {
     /// Directory for the write logs of volumes that are created from now on.
     log_path: Option<PathBuf> = None, "each volume's own directory in the data directory";
     /// Size of the write log of volumes that are created from now on. Unless it is set, it is a quarter of
-    /// `memory_max_mib`, from 512 to 2048, a sixteenth of the free room at most, and for each volume a 64th of
-    /// what is free then, but 16 at least.
+    /// `memory_max_mib`, from 512 to 2048, a sixteenth of the free room at most. Then a log takes a 64th of what is free,
+    /// but 16 at least, when it is made, more as it fills up, and gives back what it does not need where others do. A log
+    /// whose size is set takes all of it at once, and keeps it.
     log_size_mib: u64 = 512, (LOG_BYTES_MIN / MIB)..=(LOG_BYTES_MAX / MIB);
     /// How writes to the write logs and to the SSD tier are made durable: by `RWF_DSYNC`, by `fdatasync` after the write, or
     /// by what is faster: as measured on each device when it is opened, and on a write log while it is used.

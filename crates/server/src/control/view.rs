@@ -332,6 +332,7 @@ pub fn counters(stats: &VolumeStats, destage_bytes_per_s: u64) -> Counters {
         lost_bytes: stats.lost_bytes,
         log_used_bytes: stats.log_used_blocks * block,
         log_ring_bytes: stats.log_ring_blocks * block,
+        log_prepared_bytes: stats.log_prepared_blocks * block,
         log_written_bytes: stats.log_written_bytes,
         log_spans: stats.log_spans,
         log_plain_bytes: stats.log_plain_bytes,

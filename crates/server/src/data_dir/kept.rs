@@ -77,7 +77,8 @@ pub fn claims_no_more(kept: &LogSuperblock, keys: Option<&dyn Authenticator>) ->
 /// sectors it has as they were before something was written that is lost.
 pub fn carry(kept: &LogSuperblock, first_block: &mut [u8; BLOCK_BYTES]) {
     let mut new = LogSuperblock::parse(first_block).expect("a new log's superblock is good");
-    new.flags = (kept.flags.get() & LOG_UNFLUSHED).into();
+    let unflushed = kept.flags.get() & LOG_UNFLUSHED;
+    new.flags = (new.flags.get() | unflushed).into();
     (new.lost_ranges, new.lost) = (kept.lost_ranges, kept.lost);
     new.seal();
     first_block.copy_from_slice(new.as_bytes());

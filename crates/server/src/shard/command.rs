@@ -20,6 +20,7 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
+use hdcs_core::volume::sharing::GivenBack;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
 use hdcs_device::durability::DeviceCache;
@@ -30,6 +31,7 @@ use tokio::sync::oneshot;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
+use super::log_space::LogSpace;
 use super::places::Place;
 use super::residents::Residence;
 use crate::data_dir::dirty::{Left, LogIdentity};
@@ -116,6 +118,8 @@ pub struct VolumeSpec {
     pub admission: Arc<dyn Admission>,
     /// Memory that is reserved for it.
     pub memory: Arc<VolumeMemory>,
+    /// What others know of the space of its log.
+    pub space: Arc<LogSpace>,
     /// The shard that is to open it, if somebody has said so.
     pub shard: Option<usize>,
     /// The opening that goes on there, if it comes from another shard.
@@ -506,6 +510,10 @@ pub enum Command {
     },
     /// It is known where a volume is that has left: its connections go there. If it is nowhere, they end.
     Follow(VolumeNumber, Answer<()>),
+    /// So many bytes of the volume's log are prepared by now.
+    LogPrepared(VolumeNumber, u64, Answer<()>),
+    /// Use no more than so many bytes of the volume's log from now on, if it needs no more.
+    GiveBackLog(VolumeNumber, u64, Answer<GivenBack>),
     /// Change the behaviour.
     Reconfigure(Box<VolumeConfig>, Answer<()>),
     /// Change the quality of service.
@@ -599,6 +607,8 @@ impl Command {
             | Self::Snapshot(volume, ..)
             | Self::Depart { volume, .. }
             | Self::CancelSnapshot(volume, _)
+            | Self::LogPrepared(volume, ..)
+            | Self::GiveBackLog(volume, ..)
             | Self::SetQos(volume, ..)
             | Self::SetAllow(volume, ..)
             | Self::Promote(volume, ..)

@@ -31,6 +31,7 @@ use super::command::{
 };
 use super::counts::{LoopReport, ThreadCounts};
 use super::jobs::{Job, Move};
+use super::log_space;
 use super::opening::{Opened, not_replayed, open_files};
 use super::places::Places;
 use super::served::{Listed, Served, Terms};
@@ -109,6 +110,18 @@ impl Shard {
             }
             Command::Reconfigure(config, answer) => {
                 tell(answer, self.reconfigure(*config));
+            }
+            Command::LogPrepared(volume, bytes, answer) => {
+                tell(
+                    answer,
+                    log_space::log_prepared(&mut self.state, volume, bytes),
+                );
+            }
+            Command::GiveBackLog(volume, bytes, answer) => {
+                tell(
+                    answer,
+                    log_space::give_log_back(&mut self.state, volume, bytes),
+                );
             }
             Command::SetQos(volume, qos, answer) => tell(answer, self.set_qos(volume, qos)),
             Command::SetAllow(volume, allow, answer) => tell(answer, self.set_allow(volume, allow)),
@@ -255,6 +268,7 @@ impl Shard {
             .clone()
             .map(|keys| Arc::new(keys) as Arc<dyn Authenticator>);
         let mut volume = state.open_volume(config, opened.inherited, opened.kept.as_ref());
+        sharing::set_log_prepared(&mut volume, opened.log_prepared_bytes);
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
         }
@@ -302,6 +316,7 @@ impl Shard {
             pin_trouble: None,
             held: Vec::new(),
             latencies: Default::default(),
+            space: spec.space,
             memory: spec.memory,
             residence: spec.residence,
         });

@@ -19,6 +19,8 @@ use crate::data_dir::dirty::LogIdentity;
 /// A volume's files.
 pub struct Opened {
     pub log: Device,
+    /// How much of it is prepared.
+    pub log_prepared_bytes: u64,
     pub log_identity: LogIdentity,
     pub kept: Option<LogSuperblock>,
     pub backend: Prepared,
@@ -125,8 +127,11 @@ pub fn open_files(
             }
             Step::Done => {
                 let backend = backend.expect("it is open");
+                let log = log.expect("it is open");
+                spec.space.opened(&log);
                 return Ok(Opened {
-                    log: log.expect("it is open"),
+                    log_prepared_bytes: log.prepared_bytes(),
+                    log,
                     log_identity: identity(),
                     kept,
                     inherited: inherited(spec, &backend)?,

@@ -21,6 +21,7 @@ use hdrhistogram::Histogram;
 
 use super::ciphered_log::CipheredLog;
 use super::command::{Admission, Answer, Latencies, OpenFailure, OpenedAs, VolumeReport};
+use super::log_space::LogSpace;
 use super::moving::Departing;
 use super::residents::Residence;
 use super::resizing::Resizing;
@@ -186,6 +187,8 @@ pub struct Served {
     pub held: Vec<Operation>,
     /// Latency by class, of those that were ever used.
     pub latencies: [Latencies; 3],
+    /// What others know of the space of its log.
+    pub space: Arc<LogSpace>,
     /// Memory that is reserved for it. It is given back after all that it was reserved for, so it stands behind that.
     pub memory: Arc<VolumeMemory>,
     /// Its stay on this shard, which ends last.

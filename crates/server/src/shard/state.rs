@@ -645,6 +645,7 @@ impl ShardState {
             return;
         };
         served.listed.to_poll = false;
+        served.space.note(&served.volume);
         let volume = served.volume.next_wakeup().unwrap_or(NEVER);
         let backend = served.backend.next_wakeup().unwrap_or(NEVER);
         if sharing::follows_cache(&served.volume)

@@ -109,6 +109,7 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
         memory: hdcs_backend::memory::VolumeMemory::unlimited(64 << 20),
         shard: None,
         continues: None,
+        space: Arc::default(),
         residence: Residence::default(),
         qos: hdcs_core::node::qos::Qos::default(),
         config,

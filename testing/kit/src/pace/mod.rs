@@ -417,7 +417,7 @@ impl<'a> World<'a> {
             .sum();
         self.report.windows.push(Window {
             destaged_bytes: destaged - self.destaged_bytes,
-            fill: (stats.log_used_blocks * 1000 / stats.log_ring_blocks) as u32,
+            fill: (stats.log_used_blocks * 1000 / stats.log_prepared_blocks) as u32,
             ..Window::default()
         });
         self.destaged_bytes = destaged;

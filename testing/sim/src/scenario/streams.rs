@@ -66,6 +66,10 @@ pub enum Stream {
     LightLoads = 32,
     /// How many shards the node has, and where its volumes are.
     Shards = 33,
+    /// Whether logs share space, and where they begin.
+    LogSpace = 34,
+    /// The scenarios of logs that share space.
+    SharedLogs = 50,
     /// What the cache's device does.
     CacheDisk = 101,
     /// What happens in the world.

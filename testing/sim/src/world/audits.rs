@@ -118,6 +118,7 @@ impl World {
         }
         let seed = mix(self.scenario.seed ^ mix(100 + lost));
         state.log = Disk::new(state.config.log_bytes, seed);
+        state.space = super::log_space::LogSpace::whole(state.config.log_bytes);
         let first: [u8; BLOCK_BYTES] = Volume::format_log(&state.config, mix(seed));
         let keys = super::forgery::log_keys(self.scenario.seed, unit);
         let carries_mark = self.scenario.carries_mark(100 + lost);

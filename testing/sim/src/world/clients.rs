@@ -411,7 +411,7 @@ impl World {
             return Ok(());
         }
         let stats = volume.stats(self.engine.now());
-        let free = stats.log_ring_blocks - stats.log_used_blocks;
+        let free = stats.log_prepared_blocks - stats.log_used_blocks;
         let budget = (self.node.as_ref()).map(|node| node.indexes.of(node.shards.of(unit)));
         let lacks_memory = budget.is_some_and(|budget| budget.free() < ADMISSION_BYTES);
         if free <= FREE_BLOCKS_WHEN_FULL_MAX || lacks_memory {
@@ -421,7 +421,7 @@ impl World {
             "log-full-with-room",
             format!(
                 "a write was refused with {free} of {} blocks free",
-                stats.log_ring_blocks
+                stats.log_prepared_blocks
             ),
         ))
     }

@@ -25,6 +25,10 @@ pub struct Coverage {
     pub dram_hits: u64,
     /// Laps of a log, in thousandths.
     pub log_laps: u64,
+    /// Times that more of a log was prepared, and that one gave back.
+    pub log_growths: u64,
+    /// See above.
+    pub log_gifts: u64,
     /// Log writes that a sync has made durable.
     pub log_syncs: u64,
     /// Bytes that compression has saved in logs.
@@ -157,6 +161,8 @@ impl Coverage {
         self.ssd_hits += other.ssd_hits;
         self.dram_hits += other.dram_hits;
         self.log_laps += other.log_laps;
+        self.log_growths += other.log_growths;
+        self.log_gifts += other.log_gifts;
         self.log_syncs += other.log_syncs;
         self.compressed_bytes += other.compressed_bytes;
         self.packed_bytes += other.packed_bytes;
@@ -223,7 +229,7 @@ impl std::fmt::Display for Coverage {
         write!(
             f,
             "{} steps, {} replies ({} errors), {} openings ({} refused), {} entries replayed, \
-             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} MiB saved there, {} cache failures \
+             {} crashes, {} MiB destaged, {} SSD and {} DRAM hits, {} log laps, {} growths and {} gifts of logs, {} MiB saved there, {} cache failures \
              and {} readmissions, {} messages between shards, {} parts of indexes, {} fences, {} rounds without an answer, {} promotions, {} pins, {} warm-ups, {} scrubs that \
              healed {} blocks, {} compressed lines that rotted, {} weighed, {} counted, {} lost logs, {} forged, \
              {} commits ({} past flushes), {} snapshots ({} of files, {} below local stores, {} of objects with {} forgotten, {} operations held back, {} given up), {} shrinks, {} resizes ({} cuts beside {} requests, {} refused; {} over logs with what was cut off), {} shared sectors, {} switches past \
@@ -241,6 +247,8 @@ impl std::fmt::Display for Coverage {
             self.ssd_hits,
             self.dram_hits,
             self.log_laps / 1000,
+            self.log_growths,
+            self.log_gifts,
             self.compressed_bytes >> 20,
             self.cache_failures,
             self.readmissions,

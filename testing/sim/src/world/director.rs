@@ -31,6 +31,7 @@ impl World {
         self.log_falls_silent(unit);
         self.begin_resize(unit)?;
         self.repin(unit)?;
+        self.change_log_space(unit)?;
         self.tier_sometimes(unit)?;
         if self.scenario.switches && self.random.u8(..4) == 0 {
             return self.switch_policy(unit);

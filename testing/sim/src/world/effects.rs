@@ -255,6 +255,7 @@ impl World {
         match disk {
             DiskId::Log(unit) => {
                 self.units[unit].fence.check_log_write(unit, offset)?;
+                self.check_log_space(unit, offset, bytes)?;
                 self.units[unit].log_writes.begin(name, offset, bytes)?;
                 self.units[unit].log_written = self.engine.now();
             }

@@ -34,7 +34,7 @@ pub(super) fn first_block(
 ) -> [u8; BLOCK_BYTES] {
     let mut superblock = LogSuperblock::parse(block).expect("a new log's superblock is good");
     if carries_mark {
-        superblock.flags = LOG_UNFLUSHED.into();
+        superblock.flags = (superblock.flags.get() | LOG_UNFLUSHED).into();
     }
     superblock.seal_with(keys);
     zerocopy::transmute!(superblock)

@@ -135,6 +135,7 @@ impl World {
     fn begin_volume(&mut self, unit: usize, actions: &mut Vec<Action>) -> Volume {
         let config = self.config_to_open(unit);
         let ways = self.durable_ways(unit);
+        let prepared = self.find_log_space(unit);
         // What a process before has written may not be durable yet.
         self.disk(DiskId::Log(unit)).sync();
         if let Some(local) = &mut self.units[unit].local {
@@ -159,6 +160,7 @@ impl World {
         };
         let mut volume = Volume::open(config, self.engine.now(), &mut cx);
         sharing::set_index_budget(&mut volume, &index_budget);
+        sharing::set_log_prepared(&mut volume, prepared);
         volume.set_durable_ways(ways);
         if self.planted.is(Plant::UnseenDamage) {
             cx.cache.set_codec(&UNSEEN);

@@ -157,6 +157,8 @@ enum Happening {
     /// A shard is told that the SSD tier has changed.
     TierChanged(usize),
     Director,
+    /// More of a log is prepared, or is not.
+    LogPrepared(usize),
     /// The node has recorded a new identity for its cache.
     CacheIdentityRecorded,
     /// The node looks whether the cache device is well again.
@@ -184,6 +186,7 @@ impl Happening {
             | Self::StackResized(unit, _)
             | Self::StackKept(unit, _)
             | Self::Scrub(unit, _)
+            | Self::LogPrepared(unit)
             | Self::Snapshot(unit, _) => Some(unit),
             _ => None,
         }
@@ -215,6 +218,8 @@ struct Unit {
     volume: u32,
     log: Disk,
     log_writes: WritesInFlight,
+    /// What of the log's region is prepared.
+    space: log_space::LogSpace,
     /// What lies below it promises this, if something does: see [`stack`].
     backend: Backend,
     local: Option<SimulatedStore>,
@@ -377,12 +382,14 @@ impl World {
         let units = (scenario.volumes.iter().zip(0..))
             .map(|(volume, index)| {
                 let config = volume.config.clone();
-                let mut log = Disk::new(config.log_bytes, Stream::LogDisks.seed_of(seed, index));
+                let log_bytes = config.log_bytes;
+                let mut log = Disk::new(log_bytes, Stream::LogDisks.seed_of(seed, index));
                 if let Some((lie, skip)) = scenario.faults.log_lie.filter(|_| index == 0) {
                     log.lie_once(lie, skip);
                 }
                 let keys = forgery::log_keys(seed, index as usize);
                 let block = Volume::format_log(&config, Stream::LogFormats.seed_of(seed, index));
+                let block = log_space::begin_late(&scenario, index, &block);
                 let carries_mark = scenario.carries_mark(index);
                 log.put(
                     0,
@@ -426,6 +433,7 @@ impl World {
                     log,
                     history,
                     log_writes: WritesInFlight::default(),
+                    space: log_space::LogSpace::of(&scenario, log_bytes),
                     backend_writes: WritesInFlight::default(),
                     backend_down: None,
                     backend_silent: Nanos(0),
@@ -594,6 +602,10 @@ impl World {
                 Ok(())
             }
             Happening::Director => self.direct(),
+            Happening::LogPrepared(unit) => {
+                self.log_was_prepared(unit);
+                Ok(())
+            }
             Happening::CacheIdentityRecorded => {
                 self.cache_identity_recorded();
                 Ok(())
@@ -803,6 +815,7 @@ impl World {
             let stats = volume.stats(self.engine.now());
             check_bounds::check_volume(volume.config(), &stats, waiting)?;
             check_policy::check_clean(&stats)?;
+            self.check_prepared(unit, volume)?;
             if let Some(max) = self.scenario.wait_max {
                 self.units[unit].check_waits(self.engine.now(), max)?;
             }
@@ -936,7 +949,7 @@ impl Simulated for World {
                     volume.next_wakeup(),
                     stats.dirty_bytes,
                     stats.log_used_blocks,
-                    stats.log_ring_blocks,
+                    stats.log_prepared_blocks,
                     self.pool
                 );
             }
@@ -963,6 +976,7 @@ mod heat;
 mod indexes;
 mod lifecycle;
 mod local;
+mod log_space;
 mod object_volume;
 mod open_loops;
 mod packed;

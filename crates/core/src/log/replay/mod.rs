@@ -152,6 +152,10 @@ pub struct Replay {
     ahead: u64,
     /// No block at or after this position is wanted.
     limit: u64,
+    /// What is to be searched behind that for what proves an end wrong.
+    searched_next: Option<Range<u64>>,
+    /// Bytes of the region that are prepared; none: all.
+    prepared: Option<u64>,
     mode: Mode,
     incarnation: u64,
     chain: u64,
@@ -202,6 +206,8 @@ impl Replay {
             cursor: 0,
             ahead: 0,
             limit: 0,
+            searched_next: None,
+            prepared: None,
             mode: Mode::Span { end: None },
             incarnation: 0,
             chain: 0,
@@ -225,6 +231,11 @@ impl Replay {
     /// A superblock counts only with a tag of these keys, and the log writes none without.
     pub fn authenticate(&mut self, keys: Arc<dyn Authenticator>) {
         self.keys = Some(keys);
+    }
+
+    /// Only so many bytes of the region are prepared, from its beginning on.
+    pub fn set_prepared(&mut self, bytes: u64) {
+        self.prepared = Some(bytes);
     }
 
     /// The memory of the log is of this budget.
@@ -375,7 +386,7 @@ impl Replay {
         let superblock = newer.unwrap_or(found);
         self.cursor = superblock.tail.get();
         self.ahead = self.cursor;
-        self.limit = end_of_ring(&superblock);
+        self.limit = superblock.tail.get() + superblock.ring_blocks.get();
         self.chain = superblock.tail_chain.get();
         self.named_ahead = superblock.named_ahead();
         self.known_head = superblock.known_head.get();
@@ -385,6 +396,9 @@ impl Replay {
         let mut log = WriteLog::new(superblock, self.keys.clone());
         if let Some(budget) = &self.budget {
             *log.share_mut() = Share::new(budget, LOG_INDEX_BYTES_LEAST);
+        }
+        if let Some(bytes) = self.prepared {
+            log.found_prepared(bytes);
         }
         self.log = Some(log);
         self.superblock = Some(superblock);
@@ -403,6 +417,12 @@ impl Replay {
             return Err(FormatError::Field("ring_blocks"));
         }
         Ok(())
+    }
+
+    /// No span lies at or after this position: it would cover the first one.
+    fn end_of_ring(&self) -> u64 {
+        let log = self.log.as_ref().expect("superblock chosen");
+        log.tail() + log.ring_blocks()
     }
 
     fn superblock(&self) -> &LogSuperblock {
@@ -566,7 +586,8 @@ impl Replay {
         self.cursor += 1;
         self.control = next.control;
         self.checksums = next.checksums.expect("it was found whole");
-        self.limit = end_of_ring(self.superblock());
+        self.limit = self.end_of_ring();
+        self.searched_next = None;
         self.accept(now, found)
     }
 
@@ -587,7 +608,7 @@ impl Replay {
                 && (self.incarnation..=superblock.incarnation.get())
                     .contains(&header.incarnation.get())
                 && self.cursor % ring_blocks + blocks <= ring_blocks
-                && self.cursor + blocks <= superblock.tail.get() + ring_blocks
+                && self.cursor + blocks <= self.end_of_ring()
         })
     }
 
@@ -666,6 +687,8 @@ impl Replay {
             &bad,
         );
         found(log, Found::Entries(sequences));
+        // The first one may begin with a lap, and so may have left room for later ones.
+        self.limit = self.end_of_ring();
         self.checksums.clear();
         self.chain = header.checksum.get();
         self.named_ahead = header.ahead.get();
@@ -696,11 +719,23 @@ impl Replay {
         self.mode = Mode::Evidence { end };
         self.cursor = end;
         let search = blocks_to_search(self.named_ahead, end, ring_blocks);
-        self.limit = self.limit.min(end + search);
+        let lap = end.next_multiple_of(ring_blocks);
+        let goes_on = search.next_lap > 0 && lap != end;
+        self.searched_next = goes_on.then(|| lap..lap + search.next_lap);
+        let behind = end + search.behind;
+        let behind = if goes_on { behind.min(lap) } else { behind };
+        self.limit = self.limit.min(behind);
     }
 
     fn evidence_ends(&mut self, end: u64) -> Result<bool, OpenError> {
         if self.cursor < self.limit {
+            return Ok(false);
+        }
+        if let Some(searched) = self.searched_next.take() {
+            // What begins before the gap does not go on behind it.
+            self.looks.next = None;
+            self.mode = Mode::Evidence { end };
+            (self.cursor, self.limit) = (searched.start, searched.end);
             return Ok(false);
         }
         let more = self.looks.more || end < self.known_head;
@@ -710,10 +745,11 @@ impl Replay {
     /// Everything was looked at twice: the end at `end` is the end, or it is not, if that is `proven`. Then a span
     /// whose control part holds is read for what is good in it; without one it is not known what is lost.
     fn judge(&mut self, end: u64, proven: bool) -> Result<bool, OpenError> {
+        self.searched_next = None;
         let damaged = self.looks.damaged();
         if self.looks.again(proven) {
             self.cursor = end;
-            self.limit = end_of_ring(self.superblock());
+            self.limit = self.end_of_ring();
             self.mode = Mode::Span { end: None };
             return Ok(false);
         }
@@ -732,7 +768,7 @@ impl Replay {
         });
         self.looks = Looks::default();
         self.cursor = position;
-        self.limit = end_of_ring(self.superblock());
+        self.limit = self.end_of_ring();
         self.mode = Mode::Span { end: None };
         Ok(false)
     }
@@ -747,11 +783,6 @@ pub fn superblocks_hold(copies: &[&[u8]]) -> bool {
         Ok(sequence) => sequence % LOG_SUPERBLOCKS == index,
         Err(_) => is_first && copy.iter().all(|&byte| byte == 0),
     })
-}
-
-/// No span lies at or after this position.
-fn end_of_ring(superblock: &LogSuperblock) -> u64 {
-    superblock.tail.get() + superblock.ring_blocks.get()
 }
 
 fn header_of(control: &[u8]) -> SpanHeader {

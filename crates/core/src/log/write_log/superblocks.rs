@@ -11,7 +11,7 @@ use crate::base::cipher::Authenticator;
 use crate::base::io::SectorRange;
 use crate::base::limits::BLOCK_BYTES;
 use crate::cache::Tie;
-use crate::format::{LOG_UNFLUSHED, LogSuperblock};
+use crate::format::{LOG_SHARES_SPACE, LOG_UNFLUSHED, LogSuperblock};
 use crate::log::lost::LostSectors;
 
 /// The superblocks of a log: what the last one says, and what the next one will say besides. That of an opening says
@@ -27,6 +27,8 @@ pub struct Superblocks {
     pub(super) lost: LostSectors,
     /// Data blocks that replay found damaged in the spans that it took.
     pub(super) damaged_blocks: u64,
+    /// The tails that the last one names and the one before that.
+    tails: [Option<u64>; 2],
     /// The older one on the device does not say yet what this opening found.
     is_told_once: bool,
 }
@@ -44,8 +46,14 @@ impl Superblocks {
             pool,
             lost: LostSectors::recorded(last),
             damaged_blocks: 0,
+            tails: [Some(last.tail.get()), None],
             is_told_once: false,
         }
+    }
+
+    /// Whether the last two that were made both name this tail.
+    pub(super) fn both_name(&self, tail: u64) -> bool {
+        self.tails == [Some(tail); 2]
     }
 
     /// Whether the next one says that the backend may hold writes past the log which it has not flushed.
@@ -58,6 +66,11 @@ impl Superblocks {
     /// What the last one says of that.
     pub fn is_marked_unflushed(&self) -> bool {
         self.last.flags.get() & LOG_UNFLUSHED != 0
+    }
+
+    /// Whether the log shares the space of its file system.
+    pub fn shares_space(&self) -> bool {
+        self.last.flags.get() & LOG_SHARES_SPACE != 0
     }
 
     /// What the next one says of the read cache.
@@ -102,6 +115,7 @@ impl Superblocks {
     )]
     pub fn next(&mut self) -> (u64, Buf) {
         self.lost.record(&mut self.last);
+        self.tails = [Some(self.last.tail.get()), self.tails[0]];
         let sequence = self.last.sequence.get() + 1;
         self.last.sequence = U64::new(sequence);
         self.last.ahead_sequence = self.last.sequence;

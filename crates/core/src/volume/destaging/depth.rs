@@ -40,7 +40,7 @@ impl Destaging {
     fn pressure_without(config: &VolumeConfig, log: &WriteLog, blocks: u64) -> f64 {
         let min = f64::from(config.dirty_ratio_min) / 100.0;
         let max = f64::from(config.dirty_ratio_max) / 100.0;
-        let fill = log_fill(log) - blocks as f64 / log.ring_blocks() as f64;
+        let fill = log_fill(log) - blocks as f64 / log.prepared_blocks() as f64;
         let fill = fill.max(log.share().pressure());
         ((fill - min) / (max - min).max(0.01)).clamp(0.0, 1.0)
     }

@@ -10,19 +10,20 @@ use hdcs_core::base::limits::{
 };
 use hdcs_core::format::{EntryKind, LogSuperblock};
 use hdcs_core::log::replay::{Found, Replay};
-use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog};
+use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog, region_bytes};
 
 const NOW: Nanos = Nanos(1);
 const REGION_BYTES: usize = 256 << 20;
 
-struct Bench {
-    log: WriteLog,
+/// A log, and the device below it.
+pub struct Bench {
+    pub log: WriteLog,
     pool: Arc<Pool>,
-    device: Vec<u8>,
+    pub device: Vec<u8>,
 }
 
 impl Bench {
-    fn new(region_bytes: usize) -> Self {
+    pub fn new(region_bytes: usize) -> Self {
         let mut superblock = LogSuperblock::new([7; 16], 99, region_bytes as u64);
         superblock.seal();
         let mut device = vec![0; region_bytes];
@@ -40,7 +41,7 @@ impl Bench {
     }
 
     /// Accept and seal requests of so many blocks, as far as that is allowed before more is durable.
-    fn fill(&mut self, blocks: usize) -> Vec<SpanWrite> {
+    pub fn fill(&mut self, blocks: usize) -> Vec<SpanWrite> {
         let mut spans = Vec::new();
         while self.log.flights() < SPANS_IN_FLIGHT_MAX && !self.log.is_far_ahead(blocks as u64) {
             spans.push(self.append(blocks));
@@ -48,14 +49,14 @@ impl Bench {
         spans
     }
 
-    fn append(&mut self, blocks: usize) -> SpanWrite {
+    pub fn append(&mut self, blocks: usize) -> SpanWrite {
         self.accept(blocks);
         self.log.seal(NOW);
         let span = self.log.next_write(SPANS_IN_FLIGHT_MAX);
         span.expect("it was sealed")
     }
 
-    fn accept(&mut self, blocks: usize) {
+    pub fn accept(&mut self, blocks: usize) {
         let data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
         let entry = Entry {
             range: SectorRange::new(0, blocks as u64 * BLOCK_SECTORS),
@@ -70,7 +71,7 @@ impl Bench {
     }
 
     /// Requests that become one span, which is durable.
-    fn write_span(&mut self, requests: &[usize]) {
+    pub fn write_span(&mut self, requests: &[usize]) {
         for &blocks in requests {
             assert!(self.log.has_room(blocks as u64, None));
             assert!(!self.log.is_far_ahead(blocks as u64));
@@ -84,23 +85,26 @@ impl Bench {
     }
 
     /// A superblock says that the first spans are retired; where it is.
-    fn retire(&mut self, spans: usize) -> usize {
+    pub fn retire(&mut self, spans: usize) -> usize {
         let tail = self.log.tail_after(spans);
         let (offset, block) = self.log.superblock_for(&tail, false);
         self.device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
-        self.log.retire(spans).for_each(drop);
+        if spans > 0 {
+            self.log.retire(spans).for_each(drop);
+        }
+        self.log.forget_checksums(None);
         offset as usize
     }
 
     /// The device says that it has written these.
-    fn end(&mut self, spans: &[SpanWrite]) {
+    pub fn end(&mut self, spans: &[SpanWrite]) {
         for span in spans {
             self.log.span_written(NOW, span.end);
         }
     }
 
     /// And it has.
-    fn write(&mut self, span: &SpanWrite) {
+    pub fn write(&mut self, span: &SpanWrite) {
         let mut at = span.offset as usize;
         for block in &span.data {
             self.device[at..][..block.len()].copy_from_slice(block);
@@ -109,8 +113,13 @@ impl Bench {
     }
 
     /// Open the log that is on the device: where it ends.
-    fn replay(&self) -> Result<u64, OpenError> {
+    pub fn replay(&self) -> Result<u64, OpenError> {
+        self.open().map(|log| log.head())
+    }
+
+    fn open(&self) -> Result<WriteLog, OpenError> {
         let mut replay = Replay::new([7; 16], self.device.len() as u64);
+        replay.set_prepared(region_bytes(self.log.prepared_blocks()));
         let pool = Pool::new(8 << 20);
         let mut done = false;
         while !done {
@@ -121,7 +130,30 @@ impl Bench {
                 done = matches!(found, Found::Done);
             })?;
         }
-        Ok(replay.into_log().head())
+        Ok(replay.into_log())
+    }
+
+    /// Go on with the log that is on the device.
+    pub fn reopen(&mut self) {
+        self.log = self.open().unwrap();
+        let (offset, block) = self.log.superblock_for_opening();
+        self.device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+    }
+
+    /// Make a hole of what is not prepared.
+    pub fn punch(&mut self) {
+        let from = region_bytes(self.log.prepared_blocks()) as usize;
+        self.device[from..].fill(0);
+    }
+
+    /// Where the superblock is that counts.
+    pub fn newest_superblock(&self) -> usize {
+        let sequence = |at: &usize| {
+            let block = &self.device[*at..*at + BLOCK_BYTES];
+            LogSuperblock::parse(block).map_or(0, |found| found.sequence.get())
+        };
+        let places = [0, 1].map(|index| LogSuperblock::offset_of(index) as usize);
+        places.into_iter().max_by_key(sequence).unwrap()
     }
 }
 

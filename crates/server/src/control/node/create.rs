@@ -12,9 +12,9 @@ use hdcs_backend::crypt::Encryption;
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, Found};
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
-use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig};
+use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig, sharing};
 use hdcs_device::DeviceRegion;
-use hdcs_device::create::{create_region, zero_region};
+use hdcs_device::create::{create_region_with, zero_region};
 use hdcs_device::file::DeviceError;
 use uuid::Uuid;
 
@@ -303,11 +303,11 @@ pub(super) async fn check_log_place(
     let device = looks::in_time(&at, ANSWER_TIME_MAX, move || {
         is_block_device(&looked_at).then(|| device_bytes(&looked_at))
     });
-    let bytes = match (bytes, device.await.ok_or_else(silent)?) {
-        (Some(bytes), _) => bytes,
+    let (bytes, prepared) = match (bytes, device.await.ok_or_else(silent)?) {
+        (Some(bytes), _) => (bytes, None),
         (None, Some(found)) => {
             let found = found.map_err(|error| format!("log path {}: {error}", path.display()))?;
-            found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+            (found / BLOCK_BYTES as u64 * BLOCK_BYTES as u64, None)
         }
         (None, None) => {
             let directory = match path.parent() {
@@ -346,7 +346,11 @@ pub(super) async fn check_log_place(
             ));
         }
     }
-    Ok(LogPlace { path, bytes })
+    Ok(LogPlace {
+        path,
+        bytes,
+        prepared,
+    })
 }
 
 /// The backend is there and has another size than the volume is to have.
@@ -425,7 +429,7 @@ fn make(
         };
         ApiError::new(kind, format!("volume {name}: cannot be created: {error}"))
     };
-    let (bytes, log_bytes) = (entry.bytes, entry.log.bytes);
+    let (bytes, log) = (entry.bytes, entry.log.clone());
     let encryption = entry.encryption.clone();
     let pending = PendingVolume::begin(layout, entry).map_err(here)?;
     if let Some(data) = pending.data_path() {
@@ -437,13 +441,16 @@ fn make(
     }
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let mut first_block = CoreVolume::format_log(config, high ^ low);
+    if log.prepared.is_some() {
+        sharing::share_log_space(&mut first_block);
+    }
     let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
     let unlocked = unlocked
         .map_err(|error| at_volume(pending.entry().name.as_str(), failed(error.to_string())))?;
     if let Some(keys) = &unlocked {
         keys.mark(&mut first_block);
     }
-    make_log(&pending.log_path(), log_bytes, overwrite_log, &first_block)
+    make_log(&pending.log_path(), &log, overwrite_log, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     if let Some(home) = pending.home_path() {
         let advice = "make room, or name another place with --store-path";
@@ -469,10 +476,10 @@ fn make_sparse(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Make a write log: zeroes, each of them written, then its first block; all durable.
+/// Make a write log: zeroes, each of them written as far as it is to be prepared, then its first block; all durable.
 pub(super) fn make_log(
     path: &Path,
-    bytes: u64,
+    log: &LogPlace,
     overwrite: bool,
     first_block: &[u8; BLOCK_BYTES],
 ) -> Result<(), ApiError> {
@@ -484,11 +491,16 @@ pub(super) fn make_log(
         let region = DeviceRegion {
             path: path.to_owned(),
             offset: 0,
-            bytes,
+            bytes: log.bytes,
         };
         zero_region(&region, &mut |_| ())
     } else {
-        create_region(path, bytes, &mut |_| ())
+        create_region_with(
+            path,
+            log.bytes,
+            log.prepared.unwrap_or(log.bytes),
+            &mut |_| (),
+        )
     };
     made.map_err(|error| {
         let kind = match error {

@@ -19,6 +19,7 @@ mod entries;
 mod flush;
 mod heat;
 mod home;
+mod log_space;
 mod looks;
 mod memory;
 mod moving;
@@ -48,6 +49,7 @@ use hdcs_frontend::VolumeNumber;
 use hdcs_frontend::nbd::tls::Certificates;
 use heat::Heats;
 use home::Tiers;
+use log_space::LogSpaces;
 use memory::Memories;
 use moving::Moves;
 use open::Opening;
@@ -102,6 +104,8 @@ pub struct Node {
     memories: Arc<Memories>,
     /// What is dirty, recorded beside the entries.
     records: Records,
+    /// The space that write logs have.
+    log_spaces: Arc<LogSpaces>,
     /// Flushes that are waited for.
     flushes: Flushes,
     /// The schedule of tiering out.
@@ -176,6 +180,7 @@ impl Node {
             moves: Moves::default(),
             memories,
             records: Records::default(),
+            log_spaces: Arc::default(),
             flushes,
             tiers: Tiers::default(),
             copies: Copies::default(),

@@ -36,7 +36,7 @@ use hdcs_backend::home::store;
 use hdcs_backend::memory::{ObjectMemory, Shortage};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::node::opening::{Failure, retry_pause};
-use hdcs_core::volume::Volume as CoreVolume;
+use hdcs_core::volume::{Volume as CoreVolume, sharing};
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -50,7 +50,9 @@ use super::moving::{Destination, Moving};
 use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
 use super::volumes::Busy;
-use super::{COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, failed, invalid, lock, moving};
+use super::{
+    COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed, invalid, lock, moving,
+};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::{DirtyRecord, Loss};
 use crate::data_dir::{kept, sealed};
@@ -251,7 +253,13 @@ impl Node {
         };
         let mut spec = self
             .setup
-            .spec(entry, volumes, Arc::<Gate>::clone(&gate), memory)
+            .spec(
+                entry,
+                volumes,
+                Arc::<Gate>::clone(&gate),
+                memory,
+                self.log_spaces.enter(entry),
+            )
             .map_err(|error| refused(error.message))?;
         let shards = self.link.path().shards();
         let put_there = entry.shard.filter(|&shard| shard < shards);
@@ -437,6 +445,7 @@ impl Node {
     /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
     /// what takes long goes on opening when this has returned.
     pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.log_spaces.share(&self.link);
         let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
             self.scrubs.note(number, record);
@@ -577,7 +586,10 @@ impl Node {
     ) -> Result<(Entry, Aside), ApiError> {
         let name = entry.name.as_str();
         let log = match (&request.log_path, request.log_bytes) {
-            (None, None) => entry.log.clone(),
+            (None, None) => {
+                let (setup, of) = (Arc::clone(&self.setup), entry.clone());
+                beside(move || setup.log_again(&of)).await?
+            }
             (path, bytes) => {
                 let path = path.as_ref().map_or(entry.log.path.clone(), PathBuf::from);
                 let bytes = bytes.or(request.log_path.is_none().then_some(entry.log.bytes));
@@ -606,6 +618,9 @@ impl Node {
             let log = high ^ low;
             let mut first_block = CoreVolume::format_log(&config, log);
             let directory = catalogue::directory(&layout, &new.name);
+            if new.log.prepared.is_some() {
+                sharing::share_log_space(&mut first_block);
+            }
             if let Some(kept) = kept::read(&directory, new.uuid).map_err(failed)? {
                 kept::carry(&kept, &mut first_block);
             }
@@ -633,7 +648,7 @@ impl Node {
             let aside = make_way(&place, is_old_place, new.uuid, overwrite)?;
             // The device is this volume's, or it may be overwritten: `make_way` has looked. The local store comes last:
             // until then it is lost as before, so what ends here in between is found by the next opening.
-            let made = make_log(&place, new.log.bytes, true, &first_block).and_then(|()| {
+            let made = make_log(&place, &new.log, true, &first_block).and_then(|()| {
                 let replace = |home: PathBuf| replace_home(&home, &new, unlocked.as_ref());
                 home.map_or(Ok(None), replace)
             });

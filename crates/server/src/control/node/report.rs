@@ -249,6 +249,7 @@ impl Node {
             volumes_by_state,
             volumes_opening: views.iter().filter(is_opening).count() as u64,
             dirty_bytes: views.iter().filter_map(dirty).sum(),
+            log_space_failures: self.log_spaces.failures(),
             memory: Memory {
                 max_bytes: self.setup.node().memory_max_mib << 20,
                 rss_bytes: view::resident_set_bytes(),

@@ -13,24 +13,26 @@ use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::LOG_BYTES_MIN;
 use hdcs_core::volume::VolumeConfig;
-use hdcs_device::DeviceRegion;
+use hdcs_device::{DeviceRegion, space};
 use hdcs_frontend::access::Allow;
 
+use super::create::is_block_device;
 use super::invalid;
-use crate::catalogue::Entry;
+use crate::catalogue::{Entry, LogPlace};
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::Layout;
 use crate::shard::Residence;
 use crate::shard::command::{Admission, VolumeSpec};
+use crate::shard::log_space::LogSpace;
 
 const MIB: u64 = 1 << 20;
 /// Of what is free, a new log takes this part at most, as a divisor: the hundredth log has a fifth of what the first one
 /// had.
 const LOG_FREE_DIVISOR: u64 = 64;
 
-/// Size of a new log where so much is free.
-fn log_bytes_of(usual: u64, free: u64) -> u64 {
+/// What is prepared of a new log at once where so much is free.
+fn prepared_of(usual: u64, free: u64) -> u64 {
     let part = free / LOG_FREE_DIVISOR / MIB * MIB;
     usual.min(part.max(LOG_BYTES_MIN))
 }
@@ -57,15 +59,33 @@ impl Setup {
         &self.config.node
     }
 
-    /// Size of the log of a new volume that nobody has said: that of the configuration, but if that does not say it
-    /// either, no more than a part of what is free in the directory, so that there is room for many.
-    pub fn log_bytes(&self, directory: &Path) -> u64 {
+    /// Size of the log of a new volume that nobody has said, and how much of it is prepared at once if it shares the space
+    /// of its file system. The size is that of the configuration. If that does not say it either, no more is taken than a
+    /// part of what is free in the directory, so that there is room for many: where files have no holes, the log is no
+    /// larger than that. Blocks.
+    pub fn log_bytes(&self, directory: &Path) -> (u64, Option<u64>) {
         let usual = self.node().log_size_mib << 20;
         if self.config.is_given("log_size_mib") {
-            return usual;
+            return (usual, None);
         }
         let free = rustix::fs::statvfs(directory).map(|found| found.f_bavail * found.f_frsize);
-        free.map_or(usual, |free| log_bytes_of(usual, free))
+        let prepared = free.map_or(usual, |free| prepared_of(usual, free));
+        if space::has_holes(directory) {
+            (usual, Some(prepared))
+        } else {
+            (prepared, None)
+        }
+    }
+
+    /// The log of a volume in the place of the one that it had, of the same size. Blocks.
+    pub fn log_again(&self, entry: &Entry) -> LogPlace {
+        let path = entry.log_path(self.layout());
+        let directory = path.parent().filter(|_| !is_block_device(&path));
+        let (_, prepared) = directory.map_or((0, None), |directory| self.log_bytes(directory));
+        LogPlace {
+            prepared: prepared.map(|prepared| prepared.min(entry.log.bytes)),
+            ..entry.log.clone()
+        }
     }
 
     /// How memory is split.
@@ -164,6 +184,7 @@ impl Setup {
         volumes: usize,
         admission: Arc<dyn Admission>,
         memory: Arc<VolumeMemory>,
+        space: Arc<LogSpace>,
     ) -> Result<VolumeSpec, ApiError> {
         let layout = self.layout();
         let settings = self.settings_of(&entry.settings)?;
@@ -184,6 +205,7 @@ impl Setup {
             allow: settings.allow,
             admission,
             memory,
+            space,
             shard: None,
             continues: None,
             residence: Residence::default(),
@@ -198,15 +220,15 @@ mod tests {
     #[test]
     fn logs_of_hundreds_of_volumes_fit_the_device_whatever_it_has() {
         const GIB: u64 = 1 << 30;
-        assert_eq!(log_bytes_of(512 * MIB, 1000 * GIB), 512 * MIB);
+        assert_eq!(prepared_of(512 * MIB, 1000 * GIB), 512 * MIB);
         let mut free = 48 * GIB;
         let mut sizes = Vec::new();
         for _ in 0..200 {
-            sizes.push(log_bytes_of(1500 * MIB, free));
+            sizes.push(prepared_of(1500 * MIB, free));
             free -= sizes[sizes.len() - 1];
         }
         assert!(free > GIB && sizes.is_sorted_by(|one, next| one >= next));
         assert_eq!((sizes[0], sizes[199] / MIB), (768 * MIB, 33));
-        assert_eq!(log_bytes_of(512 * MIB, 0), LOG_BYTES_MIN);
+        assert_eq!(prepared_of(512 * MIB, 0), LOG_BYTES_MIN);
     }
 }

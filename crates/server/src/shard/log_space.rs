@@ -1,0 +1,141 @@
+//! What a shard tells of the space of each log that it has, and what it is told. The control plane decides who has how much
+//! (`crate::control::node`); no write asks anybody.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use hdcs_core::base::io::Nanos;
+use hdcs_core::node::log_space::LogView;
+use hdcs_core::volume::sharing::{self, GivenBack, LogBytes};
+use hdcs_core::volume::{Event, Volume};
+use hdcs_device::file::Device;
+use hdcs_frontend::VolumeNumber;
+use tokio::sync::Notify;
+
+use super::state::ShardState;
+
+/// The space of the log of one open volume. Its numbers are those of the last poll.
+#[derive(Debug, Default)]
+pub struct LogSpace {
+    all: AtomicU64,
+    prepared: AtomicU64,
+    used: AtomicU64,
+    is_shared: AtomicBool,
+    /// Something was in it since this was last asked.
+    was_used: AtomicBool,
+    /// Whether it was told that it fills up.
+    is_wanting: AtomicBool,
+    /// Its file, and which file system that is on; none: its space is not to be changed.
+    file: OnceLock<(Weak<File>, u64)>,
+    /// Somebody waits for logs that fill up.
+    wanted: Arc<Notify>,
+}
+
+impl LogSpace {
+    /// That of a log that is still to be opened; `wanted` is told when it fills up.
+    pub fn new(wanted: Arc<Notify>) -> Self {
+        Self {
+            wanted,
+            ..Self::default()
+        }
+    }
+
+    /// Its log is open. Blocks.
+    pub fn opened(&self, log: &Device) {
+        if let Some(file) = log.resizable()
+            && let Ok(found) = file.metadata()
+        {
+            // It is opened once.
+            let _ = self.file.set((Arc::downgrade(file), found.dev()));
+        }
+    }
+
+    /// The file system that it is on.
+    pub fn file_system(&self) -> Option<u64> {
+        self.file.get().map(|(_, system)| *system)
+    }
+
+    /// Its file, while it is open. Whoever has it keeps it locked.
+    pub fn file(&self) -> Option<Arc<File>> {
+        self.file.get()?.0.upgrade()
+    }
+
+    /// Note what it has now.
+    pub fn note(&self, volume: &Volume) {
+        let Some(bytes) = sharing::log_bytes(volume) else {
+            return;
+        };
+        let LogBytes {
+            all,
+            prepared,
+            used,
+            is_shared,
+        } = bytes;
+        self.all.store(all, Ordering::Relaxed);
+        self.prepared.store(prepared, Ordering::Relaxed);
+        self.used.store(used, Ordering::Relaxed);
+        self.is_shared.store(is_shared, Ordering::Relaxed);
+        if used > 0 && !self.was_used.load(Ordering::Relaxed) {
+            self.was_used.store(true, Ordering::Relaxed);
+        }
+        let wants = self.view(Nanos(0)).is_some_and(|view| view.wants_more());
+        if wants != self.is_wanting.load(Ordering::Relaxed) {
+            self.is_wanting.store(wants, Ordering::Relaxed);
+            if wants {
+                self.wanted.notify_one();
+            }
+        }
+    }
+
+    /// What is to be decided by, if it has been empty for so long; `None` before it is open.
+    pub fn view(&self, quiet: Nanos) -> Option<LogView> {
+        let all = self.all.load(Ordering::Relaxed);
+        (all > 0).then(|| LogView {
+            all,
+            prepared: self.prepared.load(Ordering::Relaxed),
+            used: self.used.load(Ordering::Relaxed),
+            is_shared: self.is_shared.load(Ordering::Relaxed),
+            quiet,
+        })
+    }
+
+    /// Whether something was in it since the last call.
+    pub fn take_used(&self) -> bool {
+        self.was_used.swap(false, Ordering::Relaxed) || self.used.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// More of a volume's log is prepared: writes that wait for room go on.
+pub fn log_prepared(
+    state: &mut ShardState,
+    number: VolumeNumber,
+    bytes: u64,
+) -> Result<(), String> {
+    let slot = state.open_slot(number)?;
+    if let Some(served) = state.volumes.get_mut(slot) {
+        sharing::set_log_prepared(&mut served.volume, bytes);
+        served.space.note(&served.volume);
+    }
+    state.touch(slot);
+    Ok(())
+}
+
+/// A volume is to use less of its log.
+pub fn give_log_back(
+    state: &mut ShardState,
+    number: VolumeNumber,
+    bytes: u64,
+) -> Result<GivenBack, String> {
+    let slot = state.open_slot(number)?;
+    let Some(served) = state.volumes.get_mut(slot) else {
+        return Ok(GivenBack::No);
+    };
+    let given = sharing::give_log_back(&mut served.volume, bytes);
+    served.space.note(&served.volume);
+    if given == GivenBack::Soon {
+        state.step(slot, Event::Poll);
+    }
+    Ok(given)
+}
