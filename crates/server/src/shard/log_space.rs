@@ -23,6 +23,9 @@ pub struct LogSpace {
     prepared: AtomicU64,
     used: AtomicU64,
     is_shared: AtomicBool,
+    /// What of the file was prepared and not taken back, as far as whoever does that knows: never less than what the log
+    /// uses because of it. 0: nothing was done yet.
+    taken: AtomicU64,
     /// Something was in it since this was last asked.
     was_used: AtomicBool,
     /// Whether it was told that it fills up.
@@ -99,6 +102,16 @@ impl LogSpace {
             is_shared: self.is_shared.load(Ordering::Relaxed),
             quiet,
         })
+    }
+
+    /// So many bytes of its file are prepared from now on.
+    pub fn take(&self, bytes: u64) {
+        self.taken.store(bytes, Ordering::Relaxed);
+    }
+
+    /// See [`LogSpace::take`].
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Whether something was in it since the last call.

@@ -195,20 +195,22 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
             let Some(file) = log.space.file() else {
                 return Ok(false);
             };
-            let prepared = blocking(move || space::prepare(&file, view.prepared, bytes)).await?;
+            // Whatever the shard knows by now of what it was told: it may use that at any time.
+            let from = view.prepared.max(log.space.taken());
+            if from >= bytes {
+                log.space.take(from);
+                return tell_prepared(log, from, link).await;
+            }
+            let prepared = blocking(move || space::prepare(&file, from, bytes)).await?;
             prepared.map_err(|error| {
                 format!(
                     "the write log of volume {} cannot grow to {bytes} bytes: {error}",
                     log.name
                 )
             })?;
-            let told = link.ask("growing a log", COMMAND_TIME_MAX, |answer| {
-                Command::LogPrepared(log.number, bytes, answer)
-            });
-            // A volume that was closed meanwhile finds it at its next opening.
-            let _ = told.await;
-            tracing::debug!("the write log of volume {} has {bytes} bytes", log.name);
-            Ok(true)
+            // Before it is told, for an answer may not come in time and the log use it all the same.
+            log.space.take(bytes);
+            tell_prepared(log, bytes, link).await
         }
         Some(Act::GiveBack { log, bytes }) => {
             let (view, log) = (views[log], &logs[log]);
@@ -221,6 +223,7 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
                 });
                 match asked.await {
                     Ok(GivenBack::Yes) => {
+                        log.space.take(bytes);
                         let given = blocking(move || space::give_back(&file, bytes, view.all));
                         given.await?.map_err(|error| {
                             let name = &log.name;
@@ -241,6 +244,16 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
             Ok(false)
         }
     }
+}
+
+/// Tell a log that so many bytes are prepared. Returns whether it knows.
+async fn tell_prepared(log: &Log, bytes: u64, link: &Link) -> Result<bool, String> {
+    let told = link.ask("growing a log", COMMAND_TIME_MAX, |answer| {
+        Command::LogPrepared(log.number, bytes, answer)
+    });
+    tracing::debug!("the write log of volume {} has {bytes} bytes", log.name);
+    // A volume that was closed meanwhile finds it at its next opening; one whose shard is busy learns of it later.
+    Ok(told.await.is_ok())
 }
 
 async fn blocking<T: Send + 'static>(
