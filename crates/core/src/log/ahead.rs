@@ -90,8 +90,9 @@ pub struct Search {
     pub next_lap: u64,
 }
 
-/// Where to look behind `end`, if what comes before it names so much.
-pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64) -> Search {
+/// Where to look behind `end`, if what comes before it names so much. `may_be_covered` says whether a later lap may have
+/// covered what lies there.
+pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64, may_be_covered: bool) -> Search {
     if named == 0 {
         // Who named nothing used all of the ring.
         return Search {
@@ -104,11 +105,12 @@ pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64) -> Search {
         .saturating_mul(2)
         .max(REQUEST_BLOCKS_MAX as u64 + 1)
         .saturating_add(3 * CONTROL_BLOCKS_MAX);
-    // A later lap may have covered a tail that an older superblock names. If it ends with the span that covers the tail,
-    // the next span that has its head begins behind that one, and one of the earlier lap that has lost its own.
-    let blocks = window
-        .saturating_mul(2)
-        .max(2 * SPAN_BLOCKS_MAX + CONTROL_BLOCKS_MAX);
+    let mut blocks = window.saturating_mul(2);
+    if may_be_covered {
+        // If the later lap ends with the span that covers the end, the next span that has its head begins behind that
+        // one, and one of the earlier lap that has lost its own.
+        blocks = blocks.max(2 * SPAN_BLOCKS_MAX + CONTROL_BLOCKS_MAX);
+    }
     let behind = blocks.min(SEARCH_BLOCKS_MAX);
     // A span that would not fit what is prepared leaves the rest of the lap out.
     let slot = end % ring_blocks;
@@ -158,18 +160,21 @@ mod tests {
     #[test]
     fn search_is_bounded_whatever_a_span_names() {
         let ring = 1 << 20;
+        let blocks_to_search = |named, end| blocks_to_search(named, end, ring, true);
         for named in [0, AHEAD_BLOCKS_MAX, 1 << 40, u64::MAX] {
-            let search = blocks_to_search(named, 7, ring);
+            let search = blocks_to_search(named, 7);
             assert!(search.behind.max(search.next_lap) <= SEARCH_BLOCKS_MAX);
         }
-        let early = blocks_to_search(AHEAD_BLOCKS_LEAST, 0, ring);
+        let early = blocks_to_search(AHEAD_BLOCKS_LEAST, 0);
         assert!(early.behind < 3 * SPAN_BLOCKS_MAX && early.next_lap == 0);
         // From here on the log may have jumped.
         let first = PREPARED_BLOCKS_LEAST - SPAN_BLOCKS_MAX - early.behind;
         assert_eq!(blocks_to_search(AHEAD_BLOCKS_LEAST, first - 1, ring), early);
         for end in [first, PREPARED_BLOCKS_LEAST, ring / 2, ring - 1] {
-            let late = blocks_to_search(AHEAD_BLOCKS_LEAST, ring + end, ring);
+            let late = blocks_to_search(AHEAD_BLOCKS_LEAST, ring + end);
             assert_eq!((late.behind, late.next_lap), (early.behind, early.behind));
         }
+        let short = super::blocks_to_search(AHEAD_BLOCKS_LEAST, 0, ring, false);
+        assert!(short.behind < 5 * AHEAD_BLOCKS_LEAST);
     }
 }

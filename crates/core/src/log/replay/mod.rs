@@ -70,6 +70,8 @@ const CHUNKS_IN_FLIGHT_MAX: usize = 4;
 /// Blocks of the first chunks; each that was worth its reading lets the next ones be twice as large. So little is read
 /// behind the end of a log that holds little.
 const CHUNK_BLOCKS_FIRST: u64 = 32;
+/// What share of the blocks that were found to hold spans is read ahead of them.
+const AHEAD_DIVISOR: u64 = 2;
 /// Memory that the index takes of what a chunk holds, about: an entry and a run for each block, and a page of checksums.
 const CHUNK_INDEX_BYTES: u64 =
     (REQUEST_BYTES_MAX / BLOCK_BYTES) as u64 * LOG_ENTRY_PARTS * LOG_PART_BYTES + PAGE_BYTES;
@@ -167,6 +169,8 @@ pub struct Replay {
     looks: Looks,
     /// Times that the superblocks were read.
     superblock_tries: u8,
+    /// Whether there may have been a newer superblock than the one in force.
+    may_be_older: bool,
     /// The damaged span that is being read for what is good in it.
     salvage: Option<Salvage>,
     /// Position before which the log is known to have been durable.
@@ -216,6 +220,7 @@ impl Replay {
             checksums: Vec::new(),
             looks: Looks::default(),
             superblock_tries: 0,
+            may_be_older: false,
             salvage: None,
             known_head: 0,
             salvages_failed: 0,
@@ -269,7 +274,10 @@ impl Replay {
         }
         let slot = self.ahead % superblock.ring_blocks.get();
         let left = (superblock.ring_blocks.get() - slot).min(self.limit - self.ahead);
-        let want = left.min(self.chunk_blocks);
+        let want = left.min(self.chunk_blocks).min(self.reach());
+        if want == 0 {
+            return None;
+        }
         let buf = [want, want.min(16), 1]
             .into_iter()
             .find_map(|blocks| pool.alloc(blocks as usize * BLOCK_BYTES))?;
@@ -278,6 +286,20 @@ impl Replay {
         self.ahead += blocks;
         let offset = (LOG_HEADER_BLOCKS + slot) * BLOCK_BYTES as u64;
         Some(self.issue(position, blocks, offset, buf))
+    }
+
+    /// How many more blocks may be read ahead. While spans are looked for, that is half of what they took so far: so
+    /// little is read for nothing behind the end of a log that holds little, and a log that holds much is read as fast
+    /// as it can be. What is searched for evidence is read to its end.
+    fn reach(&self) -> u64 {
+        let tail = self.superblock().tail.get();
+        match self.mode {
+            Mode::Span { .. } | Mode::Control { .. } | Mode::Data { .. } => {
+                let found = (self.cursor - tail) / AHEAD_DIVISOR;
+                (self.cursor + found.max(CHUNK_BLOCKS_FIRST)).saturating_sub(self.ahead)
+            }
+            Mode::Evidence { .. } | Mode::EvidenceControl { .. } => u64::MAX,
+        }
     }
 
     /// The superblocks, one by one.
@@ -367,7 +389,8 @@ impl Replay {
             .filter_map(|chunk| Some(&chunk.data.as_ref()?[..]))
             .collect();
         self.superblock_tries += 1;
-        if self.superblock_tries < LOG_READ_TRIES_MAX && !superblocks_hold(&copies) {
+        self.may_be_older = !superblocks_hold(&copies);
+        if self.superblock_tries < LOG_READ_TRIES_MAX && self.may_be_older {
             return Ok(());
         }
         LogSuperblock::refuse_newer(&copies).map_err(OpenError::Superblock)?;
@@ -718,7 +741,10 @@ impl Replay {
         self.looks.more = clean_head != u64::MAX && clean_head < end;
         self.mode = Mode::Evidence { end };
         self.cursor = end;
-        let search = blocks_to_search(self.named_ahead, end, ring_blocks);
+        // A later lap covers the tail first, so where a span is found there, it covers nothing behind; unless a crash has
+        // torn it.
+        let may_be_covered = self.may_be_older || end == self.superblock().tail.get();
+        let search = blocks_to_search(self.named_ahead, end, ring_blocks, may_be_covered);
         let lap = end.next_multiple_of(ring_blocks);
         let goes_on = search.next_lap > 0 && lap != end;
         self.searched_next = goes_on.then(|| lap..lap + search.next_lap);

@@ -1,5 +1,7 @@
 //! Where the spans of a log seem to end, what proves that wrong is near enough to be found, whatever was written at once.
 
+use std::collections::VecDeque;
+use std::iter;
 use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
@@ -8,12 +10,13 @@ use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX, SPANS_IN_FLIGHT_MAX,
 };
-use hdcs_core::format::{EntryKind, LogSuperblock};
+use hdcs_core::format::{EntryKind, LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::log::replay::{Found, Replay};
 use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog, region_bytes};
 
 const NOW: Nanos = Nanos(1);
 const REGION_BYTES: usize = 256 << 20;
+const LOG_HEADER_BYTES: usize = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
 
 /// A log, and the device below it.
 pub struct Bench {
@@ -57,7 +60,9 @@ impl Bench {
     }
 
     pub fn accept(&mut self, blocks: usize) {
-        let data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
+        let mut data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
+        // What is written over other data differs from it.
+        data.fill(self.log.head() as u8);
         let entry = Entry {
             range: SectorRange::new(0, blocks as u64 * BLOCK_SECTORS),
             kind: EntryKind::Write,
@@ -114,17 +119,21 @@ impl Bench {
 
     /// Open the log that is on the device: where it ends.
     pub fn replay(&self) -> Result<u64, OpenError> {
-        self.open().map(|log| log.head())
+        self.open(&mut 0).map(|log| log.head())
     }
 
-    fn open(&self) -> Result<WriteLog, OpenError> {
+    /// The same, with so many bytes read, of which several are under way at once.
+    fn open(&self, bytes_read: &mut u64) -> Result<WriteLog, OpenError> {
         let mut replay = Replay::new([7; 16], self.device.len() as u64);
         replay.set_prepared(region_bytes(self.log.prepared_blocks()));
         let pool = Pool::new(8 << 20);
         let mut done = false;
+        let mut reads = VecDeque::new();
         while !done {
-            let mut read = replay.next_read(&pool).expect("a read");
+            reads.extend(iter::from_fn(|| replay.next_read(&pool)));
+            let mut read = reads.pop_front().expect("a read");
             let bytes = &self.device[read.offset as usize..][..read.buf.len()];
+            *bytes_read += bytes.len() as u64;
             read.buf.copy_from_slice(bytes);
             replay.read_done(NOW, read.chunk, Ok(read.buf), |_, found| {
                 done = matches!(found, Found::Done);
@@ -135,7 +144,7 @@ impl Bench {
 
     /// Go on with the log that is on the device.
     pub fn reopen(&mut self) {
-        self.log = self.open().unwrap();
+        self.log = self.open(&mut 0).unwrap();
         let (offset, block) = self.log.superblock_for_opening();
         self.device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
     }
@@ -197,27 +206,88 @@ fn replay_finds_what_proves_an_end_wrong_however_much_was_written_at_once() {
     }
 }
 
-/// The newest superblock rots. The one before names a tail, in a log that was empty then, which the last span of the next
-/// lap covers; and that has cut off the head of the largest span of the lap before.
+/// The newest superblock rots, or the device has lost it. The one before names a tail, in a log that was empty then, which
+/// the last span of the next lap covers; and that has cut off the head of the largest span of the lap before.
 #[test]
 fn replay_finds_a_later_lap_over_the_tail_of_an_older_superblock() {
+    for is_lost in [false, true] {
+        let mut bench = Bench::new(16 << 20);
+        bench.write_span(&[200]);
+        bench.retire(1);
+        for requests in [&[100][..], &[200], &[256, 256], &[256, 100], &[10]] {
+            bench.write_span(requests);
+        }
+        let before = bench.device[..LOG_HEADER_BYTES].to_vec();
+        let newest = bench.retire(4);
+        while bench.log.head() < bench.log.ring_blocks() {
+            bench.write_span(&[256, 256]);
+        }
+        assert_eq!(bench.replay(), Ok(bench.log.head()));
+        if is_lost {
+            bench.device[..LOG_HEADER_BYTES].copy_from_slice(&before);
+        } else {
+            bench.device[newest + 100] ^= 1;
+        }
+        let replayed = bench.replay();
+        let is_refused = matches!(replayed, Err(OpenError::CorruptLog { .. }));
+        assert!(is_refused, "{replayed:?}");
+    }
+}
+
+/// The newest superblock rots. The one before names a tail where there still is a span. What the next lap writes there was
+/// in flight in a crash, which has left of it all but the head of a largest span: that covers the heads of three.
+#[test]
+fn replay_finds_a_torn_later_lap_behind_the_tail_of_an_older_superblock() {
     let mut bench = Bench::new(16 << 20);
-    bench.write_span(&[200]);
+    // Few blocks, so that what the span behind them names is no reason to search far.
+    bench.write_span(&[60]);
     bench.retire(1);
-    for requests in [&[100][..], &[200], &[256, 256], &[256, 100], &[10]] {
+    let good = bench.log.head();
+    for requests in [&[10][..], &[256], &[256], &[256, 256], &[10]] {
         bench.write_span(requests);
     }
     let newest = bench.retire(4);
-    while bench.log.head() < bench.log.ring_blocks() {
+    let ring_blocks = bench.log.ring_blocks();
+    while bench.log.head() + 520 < ring_blocks {
         bench.write_span(&[256, 256]);
     }
-    assert_eq!(bench.replay(), Ok(bench.log.head()));
+    let end = good + 11;
+    while bench.log.head() + end + 2 <= ring_blocks {
+        bench.write_span(&[60]);
+    }
+    // It jumps to where the lap begins, and ends two blocks behind the first head that is to be found no more.
+    let lost = bench.append(end as usize + 1);
+    assert_eq!(lost.end, ring_blocks + end + 2);
+    bench.accept(256);
+    bench.accept(256);
+    bench.log.seal(NOW);
+    let torn = bench.log.next_write(SPANS_IN_FLIGHT_MAX).unwrap();
+    let head_bytes = torn.offset as usize..torn.offset as usize + BLOCK_BYTES;
+    let head = bench.device[head_bytes.clone()].to_vec();
+    bench.write(&torn);
+    bench.device[head_bytes].copy_from_slice(&head);
     bench.device[newest + 100] ^= 1;
-    assert!(
-        matches!(bench.replay(), Err(OpenError::CorruptLog { .. })),
-        "{:?}",
-        bench.replay()
-    );
+    let replayed = bench.replay();
+    let is_refused = matches!(replayed, Err(OpenError::CorruptLog { .. }));
+    assert!(is_refused, "{replayed:?}");
+}
+
+/// What is read behind the end of a log that holds little is little.
+#[test]
+fn replay_reads_little_behind_the_end_of_a_log() {
+    let mut bench = Bench::new(64 << 20);
+    let read = |bench: &Bench| {
+        let mut bytes = 0;
+        bench.open(&mut bytes).unwrap();
+        bytes / BLOCK_BYTES as u64
+    };
+    let empty = read(&bench);
+    assert!(empty < 1_100, "{empty}");
+    while bench.log.head() < 400 {
+        bench.write_span(&[1; 16]);
+    }
+    let little = read(&bench);
+    assert!(little < 400 + 200 + 600, "{little}");
 }
 
 /// A program that does not know of it writes superblocks that still name what the last one of this program did.
