@@ -70,8 +70,8 @@ run: build ## a node in the foreground, and how to attach to it
 bench-policies: setup build ## every cache policy, and the longest gap when one becomes another (QUICK=1)
 	target/release/hdcs-bench policies $(if $(QUICK),--quick)
 
-stress-volumes: setup checked ## a thousand volumes of one node, killed and opened again
-	HDCS_VOLUMES=1000 timeout 900 $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/node/test_many_volumes.py
+stress-volumes: setup build ## a thousand volumes of one node, killed and opened again, with figures (SHARDS=n)
+	HDCS_BUILT=target/release HDCS_VOLUMES=1000 $(if $(SHARDS),HDCS_SHARDS=$(SHARDS)) timeout 900 $(PYTHON) -m pytest -q -s -p no:cacheprovider tests/node/test_many_volumes.py
 
 bench: setup build ## side by side with the device and peers; docs/PERFORMANCE.md (QUICK=1 ONLY=profile PLACE=disk|memory REPEAT=n)
 	target/release/hdcs-bench compare $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(PLACE),--place $(PLACE)) $(if $(REPEAT),--repeat $(REPEAT))

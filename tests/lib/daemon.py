@@ -116,6 +116,10 @@ class Daemon:
     def start(self):
         """Start it; its ready line."""
         self.spawn()
+        return self.ready()
+
+    def ready(self):
+        """Wait until it has opened its volumes, or given up to wait for them; its ready line."""
         ready, _, _ = select.select([self.process.stdout], [], [], START_SECONDS)
         line = self.process.stdout.readline().decode() if ready else ""
         if not line:
@@ -209,6 +213,12 @@ class Daemon:
 
     def volume(self, name):
         return self.json("volume", "show", name)
+
+    def status(self):
+        """The node as a whole, as soon as the control socket answers."""
+        status, text = self.api("GET", "/v1/status")
+        assert status == 200, text
+        return json.loads(text)
 
     def cache(self):
         """The node's read cache."""

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from daemon import DIRTY, Daemon, freeze, hdcs, refused
+from daemon import DIRTY, Daemon, freeze, hdcs, refused, samples
 from disks import served_disk
 from programs import MIB
 
@@ -285,6 +285,15 @@ def test_stop_does_not_wait_for_an_unreachable_backend(tmp_path):
         daemon.stop()
 
 
+def starts(daemon):
+    """How many volumes a start opens, and how many of them it has not opened yet; none while nobody can say."""
+    try:
+        start = daemon.status()["start"]
+    except OSError:
+        return None
+    return start and (start["volumes"], start["left"])
+
+
 def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
     """A backend or a log that answers nothing at all: the volume can go, and what its thread brings in the
     end is closed; a stop waits for none of them."""
@@ -309,7 +318,13 @@ def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
             before = recorded(daemon)
             for one in disks:
                 freeze(one.process.pid)
-            daemon.start()
+            daemon.spawn()
+            daemon.until(lambda: starts(daemon) == (4, 3))
+            assert "1 of 4 are open after" in daemon.ok("status") and "s left" in daemon.ok("status")
+            page = samples(daemon.api("GET", "/metrics")[1])
+            assert page["hdcs_start_volumes_left"] == 3 and page["hdcs_start_left_seconds"] >= 0
+            daemon.ready()
+            daemon.tells("opened 1 of 4 volumes, about")
             assert daemon.read("w", MIB) == b"w" * MIB
             shown = {one["part"]: one for one in daemon.json("status")["problems"]}
             assert shown.keys() == {"volume v", "volume x", "volume z"}
@@ -323,7 +338,7 @@ def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
             refused(daemon.cli("volume", "delete", "x", "--discard-dirty"), 1, "does not answer",
                     "hdcs volume detach")
             assert [daemon.volume(name)["phase"] for name in "vx"] == ["opening"] * 2
-            assert daemon.json("status")["volumes_opening"] == 3
+            assert daemon.json("status")["volumes_opening"] == 3 and starts(daemon) == (4, 3)
             assert recorded(daemon) == before
             assert daemon.json("volume", "detach", "v", "--discard-dirty")["dirty_bytes_left"] == MIB
             detached = daemon.json("volume", "detach", "x")

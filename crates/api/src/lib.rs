@@ -949,6 +949,9 @@ pub struct Status {
     /// Volumes that are being opened: most of them for a while after a start.
     #[serde(default)]
     pub volumes_opening: u64,
+    /// How far the start is with opening volumes; null once that is over.
+    #[serde(default)]
+    pub start: Option<StartProgress>,
     /// Bytes that backends do not have yet.
     pub dirty_bytes: u64,
     /// How often more space for a write log was not to be had, or could not be given back.
@@ -958,6 +961,19 @@ pub struct Status {
     pub memory: Memory,
     /// Read cache.
     pub cache: Cache,
+}
+
+/// How far a start is with opening volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StartProgress {
+    /// Volumes that it opens.
+    pub volumes: u64,
+    /// Those of them that it has not opened yet.
+    pub left: u64,
+    /// Since it began to.
+    pub elapsed_ms: u64,
+    /// How long these take at the rate of those that it has opened; null while it has opened none.
+    pub left_ms: Option<u64>,
 }
 
 /// What a check found. Counts are of what was verified.

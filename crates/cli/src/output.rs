@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use hdcs_api::time::unix_ms;
-use hdcs_api::{QosCounters, ShardCounters, Status, Volume, VolumeBenefit};
+use hdcs_api::{QosCounters, ShardCounters, StartProgress, Status, Volume, VolumeBenefit};
 use serde::Serialize;
 
 use super::client::Client;
@@ -419,17 +419,21 @@ fn shard_in_words(shard: &ShardCounters) -> String {
     )
 }
 
-/// Of fewer volumes that are being opened nobody needs to know how long that takes; and they need not be those of a start.
-const OPENING_MANY: u64 = 20;
-
-/// How many volumes are being opened, and for how long at the rate of those that the start has opened so far.
-fn opening_in_words(left: u64, all: u64, uptime_ms: u64) -> String {
-    let opened = all.saturating_sub(left);
-    if left < OPENING_MANY || opened == 0 {
-        return format!("{left} of {all}");
+/// How many volumes are being opened; and of a start how far it is, and how long the rest takes.
+fn opening_in_words(opening: u64, all: u64, start: Option<&StartProgress>) -> String {
+    let Some(start) = start else {
+        return format!("{opening} of {all}");
+    };
+    let opened = start.volumes.saturating_sub(start.left);
+    let so_far = format!(
+        "{opened} of {} are open after {:.1} s",
+        start.volumes,
+        start.elapsed_ms as f64 / 1000.0
+    );
+    match start.left_ms {
+        Some(left_ms) => format!("{so_far}, about {} s left", left_ms.div_ceil(1000)),
+        None => so_far,
     }
-    let seconds = (uptime_ms * left).div_ceil(opened * 1000);
-    format!("{left} of {all}, about {seconds} s left")
 }
 
 /// `hdcs status`.
@@ -466,10 +470,14 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
         "volumes",
         format!("{} ({})", status.volumes, by_state.join(", ")),
     );
-    if status.volumes_opening > 0 {
+    if status.volumes_opening > 0 || status.start.is_some() {
         row(
             "  opening",
-            opening_in_words(status.volumes_opening, status.volumes, status.uptime_ms),
+            opening_in_words(
+                status.volumes_opening,
+                status.volumes,
+                status.start.as_ref(),
+            ),
         );
     }
     row("dirty", show(status.dirty_bytes));
@@ -574,12 +582,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_says_how_long_it_takes_once_that_can_be_told() {
-        assert_eq!(opening_in_words(1, 900, 5000), "1 of 900");
-        assert_eq!(opening_in_words(900, 900, 5000), "900 of 900");
+    fn start_says_how_far_it_is_and_how_long_the_rest_takes_once_that_can_be_told() {
+        assert_eq!(opening_in_words(1, 900, None), "1 of 900");
+        let mut start = StartProgress {
+            volumes: 900,
+            left: 900,
+            elapsed_ms: 40,
+            left_ms: None,
+        };
+        let said = opening_in_words(900, 902, Some(&start));
+        assert_eq!(said, "0 of 900 are open after 0.0 s");
+        (start.left, start.elapsed_ms, start.left_ms) = (600, 1500, Some(3000));
         assert_eq!(
-            opening_in_words(600, 900, 1500),
-            "600 of 900, about 3 s left"
+            opening_in_words(600, 902, Some(&start)),
+            "300 of 900 are open after 1.5 s, about 3 s left"
         );
     }
 }

@@ -11,6 +11,7 @@ pub mod resize;
 pub mod scrub;
 pub mod shares;
 pub mod snapshot;
+pub mod start;
 pub mod stop;
 pub mod tier_out;
 pub mod turns;

@@ -7,7 +7,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::fs::{File, Metadata, read_to_string};
+use std::fs::{File, read_to_string};
+use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -214,18 +215,20 @@ impl fmt::Display for DeviceCache {
     }
 }
 
+/// The number of the block device that the file is, or of the file system that it lies on.
+pub(crate) fn device_number(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    Ok(if metadata.file_type().is_block_device() {
+        metadata.rdev()
+    } else {
+        metadata.dev()
+    })
+}
+
 impl DeviceCache {
     /// Of the device that the file is, or lies on.
     pub fn of(file: &File) -> Self {
-        let number = |metadata: Metadata| {
-            let is_device = metadata.file_type().is_block_device();
-            if is_device {
-                metadata.rdev()
-            } else {
-                metadata.dev()
-            }
-        };
-        let Ok(number) = file.metadata().map(number) else {
+        let Ok(number) = device_number(file) else {
             return Self::Unknown;
         };
         let (major, minor) = (libc::major(number), libc::minor(number));

@@ -25,6 +25,7 @@ use hdcs_core::log::replay::superblocks_hold;
 use thiserror::Error;
 
 use super::durability::{self, DeviceCache, Durability};
+use super::measurements::{Measurements, Medium};
 use super::ring::{Owner, Ring, Target};
 use crate::{DeviceRegion, space};
 
@@ -363,20 +364,31 @@ impl Device {
             has_calls: false,
         };
         if durability.is_none() {
-            device.measure_durability();
+            device.measure_durability(&Measurements::default());
         }
         Ok(device)
     }
 
-    /// Measure how its writes are made durable faster; writes back what it reads. Blocks.
-    pub fn measure_durability(&mut self) {
+    /// Measure how its writes are made durable faster, unless that is known of the device already. Writes back what it
+    /// reads. Blocks.
+    pub fn measure_durability(&mut self, known: &Measurements) {
         let path = self.opened.path.display();
         // A write into a hole would tell something else, and take space.
         let bytes = self.prepared_bytes();
-        match durability::probe(self.opened.file.as_raw_fd(), self.base + bytes, bytes) {
-            Ok(probe) => {
+        let end = self.base + bytes;
+        let fd = self.opened.file.as_raw_fd();
+        let measure = || durability::probe(fd, end, bytes);
+        let found = match self.medium() {
+            Ok(medium) => known.of(medium, measure),
+            Err(_) => measure().map(|probe| (probe, true)),
+        };
+        match found {
+            Ok((probe, is_new)) => {
                 self.durability = probe.faster();
                 self.has_calls = probe.dsync.is_some();
+                if !is_new {
+                    return;
+                }
                 let micros = |time: Duration| time.as_micros() as u64;
                 tracing::info!(
                     %path,
@@ -395,6 +407,14 @@ impl Device {
                 self.has_calls = false;
             }
         }
+    }
+
+    /// What it lies on.
+    fn medium(&self) -> io::Result<Medium> {
+        Ok(Medium {
+            device: durability::device_number(&self.opened.file)?,
+            is_direct: self.is_direct(),
+        })
     }
 
     /// Make durable what a process before this one has written, whether its writes completed or not: what is read of

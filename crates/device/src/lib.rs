@@ -2,12 +2,13 @@
 //!
 //! [`ring`] owns every operation that the kernel has not ended, with its buffers; [`file`] knows
 //! what a region of a file or device needs (alignment, durability, lock); [`create`] makes
-//! regions, [`space`] says what of them is taken; [`worker`] runs what would block, [`writers`] what a client waits for; [`memory`] tells the system where huge
+//! regions, [`space`] says what of them is taken; [`measurements`] has what was measured of devices; [`worker`] runs what would block, [`writers`] what a client waits for; [`memory`] tells the system where huge
 //! pages pay.
 
 pub mod create;
 pub mod durability;
 pub mod file;
+pub mod measurements;
 pub mod memory;
 pub mod ring;
 pub mod space;

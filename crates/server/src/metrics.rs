@@ -11,8 +11,8 @@
 use std::fmt::Write;
 
 use hdcs_api::{
-    Counters, HomeCounters, LastScrub, Latency, Scrub, ShardCounters, Status, StoreCounters,
-    Volume, VolumeBenefit,
+    Counters, HomeCounters, LastScrub, Latency, Scrub, ShardCounters, StartProgress, Status,
+    StoreCounters, Volume, VolumeBenefit,
 };
 use hdcs_core::volume::Policy;
 
@@ -657,6 +657,8 @@ pub struct Scrape {
     pub rss_bytes: u64,
     /// Lines of the log that nobody took.
     pub log_lines_dropped: u64,
+    /// How far the start is, until it is over.
+    pub start: Option<StartProgress>,
     /// Of each shard whether it answers.
     pub shards_up: Vec<bool>,
     /// The node as a whole, as far as shards answer; none: no shard does.
@@ -681,6 +683,20 @@ pub fn render(scrape: &Scrape) -> String {
         "Time since the start.",
         seconds(scrape.uptime_ms),
     );
+    page.single(
+        "hdcs_start_volumes_left",
+        "gauge",
+        "Volumes that the start has not opened yet.",
+        scrape.start.as_ref().map_or(0.0, |start| start.left as f64),
+    );
+    if let Some(left_ms) = scrape.start.as_ref().and_then(|start| start.left_ms) {
+        page.single(
+            "hdcs_start_left_seconds",
+            "gauge",
+            "How long the start still takes, at the rate of the volumes that it has opened; left out before the first one and when it is over.",
+            seconds(left_ms),
+        );
+    }
     page.family(
         "hdcs_shard_up",
         "gauge",

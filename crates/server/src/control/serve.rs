@@ -1,7 +1,8 @@
 //! The life of the daemon: start, serve, stop.
 //!
 //! ```text
-//!  configuration ─► lock ─► shard ─► sockets bound ─► volumes open ─► ready line ─► serving
+//!  configuration ─► lock ─► shard ─► sockets bound ─► catalogue read ─► volumes open ─► ready line ─► serving
+//!                                                                     └─ the control socket answers from here on
 //!  serving ──SIGTERM, SIGINT──► stopping (policy: destage or not) ──► closed ──► exit 0
 //!  stopping ──second signal──► content with "durable in the logs" ──third──► exit 1 at once
 //! ```
@@ -330,6 +331,68 @@ fn prepare(
     Ok((Arc::new(node), listeners, threads))
 }
 
+/// What NBD clients meet once they are let in.
+struct Clients {
+    nbd: Vec<Bound>,
+    certificates: Option<Arc<Certificates>>,
+    shards: Arc<Shards>,
+}
+
+impl Clients {
+    /// Listen to them. What accepts those with TLS, and what the ready line says of all.
+    async fn let_in(
+        self,
+        node: &Node,
+    ) -> Result<(Option<acceptor::Acceptor>, Vec<String>), ServeError> {
+        let at = |what| move |source| ServeError::System { what, source };
+        let mut ready = vec![format!("hdcs: ready, data {}", node.root().display())];
+        let mut doors = Vec::new();
+        for Bound { socket, address } in self.nbd {
+            ready.push(match &address {
+                Listen::Unix(path) => format!("nbd unix {}", path.display()),
+                Listen::Tcp(address) => format!("nbd tcp {address}"),
+            });
+            if let (Listen::Tcp(_), Some(_)) = (&address, &self.certificates) {
+                let places = Places::new(node.settings().nbd_connections_max as usize);
+                doors.push((TcpListener::from(socket), places));
+                continue;
+            }
+            let what = format!("listening on {address}");
+            let sessions = plain_sessions();
+            ask(node.path(), &what, LISTEN_TIME_MAX, |answer| {
+                Command::Listen {
+                    socket,
+                    sessions,
+                    answer,
+                }
+            })
+            .await?;
+        }
+        let acceptor = match self.certificates {
+            Some(certificates) => {
+                let settings = node.settings();
+                let limits = acceptor::Limits {
+                    handshakes_max: settings.nbd_tls_handshakes_max as usize,
+                    handshakes_s: settings.nbd_tls_handshakes_s,
+                    time_max: Duration::from_millis(settings.nbd_handshake_max_ms),
+                };
+                let recorder = node.events().recorder();
+                let started = acceptor::start(doors, certificates, limits, self.shards, recorder);
+                Some(started.map_err(at("the thread of TLS handshakes"))?)
+            }
+            None => None,
+        };
+        Ok((acceptor, ready))
+    }
+}
+
+fn say_ready(ready: &str) {
+    // Whoever started us may not be listening; that is no reason to stop.
+    let mut stdout = io::stdout();
+    let _ = writeln!(stdout, "{ready}").and_then(|()| stdout.flush());
+    tracing::info!("{ready}");
+}
+
 async fn serve(
     node: &Arc<Node>,
     listeners: Listeners,
@@ -346,46 +409,9 @@ async fn serve(
         shards,
     } = listeners;
     let at = |what| move |source| ServeError::System { what, source };
-    tokio::select! {
-        opened = node.open_all() => opened?,
+    let names = tokio::select! {
+        recovered = node.recover() => recovered?,
         () = told.times(1) => return finish(node, told, tokio::spawn(tick(Arc::clone(node), threads))).await,
-    }
-    let mut ready = vec![format!("hdcs: ready, data {}", node.root().display())];
-    let mut doors = Vec::new();
-    for Bound { socket, address } in nbd {
-        ready.push(match &address {
-            Listen::Unix(path) => format!("nbd unix {}", path.display()),
-            Listen::Tcp(address) => format!("nbd tcp {address}"),
-        });
-        if let (Listen::Tcp(_), Some(_)) = (&address, &certificates) {
-            let places = Places::new(node.settings().nbd_connections_max as usize);
-            doors.push((TcpListener::from(socket), places));
-            continue;
-        }
-        let what = format!("listening on {address}");
-        let sessions = plain_sessions();
-        ask(node.path(), &what, LISTEN_TIME_MAX, |answer| {
-            Command::Listen {
-                socket,
-                sessions,
-                answer,
-            }
-        })
-        .await?;
-    }
-    let acceptor = match certificates {
-        Some(certificates) => {
-            let settings = node.settings();
-            let limits = acceptor::Limits {
-                handshakes_max: settings.nbd_tls_handshakes_max as usize,
-                handshakes_s: settings.nbd_tls_handshakes_s,
-                time_max: Duration::from_millis(settings.nbd_handshake_max_ms),
-            };
-            let recorder = node.events().recorder();
-            let started = acceptor::start(doors, certificates, limits, shards, recorder);
-            Some(started.map_err(at("the thread of TLS handshakes"))?)
-        }
-        None => None,
     };
     control
         .set_nonblocking(true)
@@ -400,26 +426,40 @@ async fn serve(
         }
         None => None,
     };
-    ready.push(format!("control {}", socket.display()));
-    if let Some(Ok(address)) = metrics.as_ref().map(tokio::net::TcpListener::local_addr) {
-        ready.push(format!("metrics tcp {address}"));
-    }
-    let ready = ready.join(", ");
-    // Whoever started us may not be listening; that is no reason to stop.
-    let mut stdout = io::stdout();
-    let _ = writeln!(stdout, "{ready}").and_then(|()| stdout.flush());
-    tracing::info!("{ready}");
-
     let recorder = || node.events().recorder();
     let api = Server::new(router(Arc::clone(node)), API_TIME_MAX, recorder());
     let scraped = metrics_router(Arc::clone(node));
     let scraped = Server::new(scraped, METRICS_TIME_MAX, recorder());
     let mut at_control = Accepting::new(format!("control {}", socket.display()), recorder());
     let mut at_metrics = Accepting::new("metrics_listen".to_owned(), recorder());
-    let mut ticking = tokio::spawn(tick(Arc::clone(node), threads));
+    let metrics_address = metrics.as_ref().map(tokio::net::TcpListener::local_addr);
+    let clients = Clients {
+        nbd,
+        certificates,
+        shards,
+    };
+    let mut opening = Box::pin(async {
+        node.open_all(names).await?;
+        let (acceptor, mut ready) = clients.let_in(node).await?;
+        ready.push(format!("control {}", socket.display()));
+        if let Some(Ok(address)) = metrics_address {
+            ready.push(format!("metrics tcp {address}"));
+        }
+        say_ready(&ready.join(", "));
+        Ok::<_, ServeError>(acceptor)
+    });
+    // Until every volume has been opened or given up, those who ask are told how far that is.
+    let mut acceptor = None;
+    let mut threads = Some(threads);
+    let mut ticking = None;
     loop {
         tokio::select! {
             () = told.times(1) => break,
+            opened = &mut opening, if threads.is_some() => {
+                acceptor = opened?;
+                let threads = threads.take().expect("it was looked at");
+                ticking = Some(tokio::spawn(tick(Arc::clone(node), threads)));
+            }
             _ = hangup.recv() => {
                 let node = Arc::clone(node);
                 tokio::spawn(async move {
@@ -432,7 +472,9 @@ async fn serve(
                 });
             }
             // It ends with a shard alone.
-            _ = &mut ticking => return Err(ServeError::DataPathEnded),
+            _ = async { ticking.as_mut().expect("it was looked at").await }, if ticking.is_some() => {
+                return Err(ServeError::DataPathEnded);
+            }
             accepted = accept_unix(&api, &control, &mut at_control) => {
                 if let Some(stream) = accepted {
                     let who = Who::of(&stream);
@@ -447,7 +489,13 @@ async fn serve(
             }
         }
     }
+    // Nothing more is opened.
+    drop(opening);
     drop(acceptor);
+    let ticking = match (ticking, threads) {
+        (Some(ticking), _) => ticking,
+        (None, threads) => tokio::spawn(tick(Arc::clone(node), threads.unwrap_or_default())),
+    };
     finish(node, told, ticking).await
 }
 
@@ -819,6 +867,7 @@ fn shard_configs(
             ..RingConfig::default()
         },
         durability: node.log_durability,
+        measurements: Arc::default(),
         processor: None,
         connections: ConnectionLimits {
             count_max: node.nbd_connections_max as usize,

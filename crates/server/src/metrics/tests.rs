@@ -69,6 +69,10 @@ fn page_of(has_all: bool) -> String {
         uptime_ms: 1500,
         rss_bytes: 1,
         log_lines_dropped: 0,
+        start: has_all.then(|| StartProgress {
+            left_ms: Some(2000),
+            ..StartProgress::default()
+        }),
         shards_up: vec![true],
         status: Some(status),
         volumes: vec![volume("a", true), volume("b", false)],
@@ -82,6 +86,7 @@ fn metrics_of_a_silent_shard_are_what_is_known_without_it() {
         uptime_ms: 1500,
         rss_bytes: 1,
         log_lines_dropped: 3,
+        start: None,
         shards_up: vec![false],
         status: None,
         volumes: Vec::new(),

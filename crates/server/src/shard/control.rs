@@ -209,11 +209,12 @@ impl Shard {
             return refuse(answer, why.to_owned());
         }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
+        let measurements = Arc::clone(&self.config.measurements);
         let token = Token(u64::from(self.openings.insert((spec, answer))));
         let remote = self.state.ring.remote(Owner::Shard);
         let thread = std::thread::Builder::new().name("hdcs-open".into());
         let spawned = thread.spawn(move || {
-            let opened = open_files(&for_thread, durability);
+            let opened = open_files(&for_thread, durability, &measurements);
             // Before anybody is told: it keeps what was reserved for the volume, and where the volume stays.
             drop(for_thread);
             remote.end(token, JobOutput::Any(Box::new(opened)));

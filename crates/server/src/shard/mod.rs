@@ -65,6 +65,7 @@ use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::{CacheConfig, FillMarks, Tiering};
 use hdcs_core::node::stop::{CLOSE_PATIENCE, STOP_PATIENCE};
 use hdcs_device::durability::Durability;
+use hdcs_device::measurements::Measurements;
 use hdcs_device::ring::RingConfig;
 use hdcs_device::worker::Waker;
 pub use peers::Peers;
@@ -132,6 +133,8 @@ pub struct ShardConfig {
     pub ring: RingConfig,
     /// How writes are made durable; measured for each device if not given.
     pub durability: Option<Durability>,
+    /// What was measured of that, for all shards.
+    pub measurements: Arc<Measurements>,
     /// The processor that it keeps to.
     pub processor: Option<usize>,
     /// What clients may hold, and for how long.

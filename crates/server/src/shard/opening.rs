@@ -12,6 +12,7 @@ use hdcs_core::node::opening::{Failure, LogRefused, Opening, Step};
 use hdcs_core::volume::Inherited;
 use hdcs_device::durability::Durability;
 use hdcs_device::file::{Device, DeviceError};
+use hdcs_device::measurements::Measurements;
 
 use super::command::{OpenFailure, VolumeSpec};
 use crate::data_dir::dirty::LogIdentity;
@@ -28,10 +29,12 @@ pub struct Opened {
     pub unlocked: Option<Unlocked>,
 }
 
-/// Open a volume's log, local store and backend. Without a `durability` that of the log's device is measured.
+/// Open a volume's log, local store and backend. Without a `durability` that of the log's device is measured, unless it
+/// is known by what was measured before.
 pub fn open_files(
     spec: &VolumeSpec,
     durability: Option<Durability>,
+    known: &Measurements,
 ) -> Result<Opened, OpenFailure> {
     let volume = spec.config.uuid;
     let mut log: Option<Device> = None;
@@ -121,7 +124,8 @@ pub fn open_files(
                 begun?;
                 // It writes, so it comes after the look whether the opening was given up, and the device with it.
                 if durability.is_none() {
-                    log.as_mut().expect("it is open").measure_durability();
+                    let log = log.as_mut().expect("it is open");
+                    log.measure_durability(known);
                 }
                 opening.done();
             }

@@ -82,6 +82,7 @@ pub fn shard_config() -> ShardConfig {
         touched_bytes: 4 << 20,
         ring: RingConfig::default(),
         durability: None,
+        measurements: Arc::default(),
         processor: None,
         connections: ConnectionLimits::default(),
         volumes: Share::unlimited(),

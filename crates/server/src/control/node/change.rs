@@ -124,7 +124,7 @@ impl Node {
         let memory = self.memories.of(entry.number);
         let config = self
             .setup
-            .core_config(entry, self.volumes.entries().len(), memory.as_deref())
+            .core_config(entry, self.volumes.count(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
         let settings = self.setup.settings_of(&entry.settings)?;
         let qos = settings.qos();

@@ -96,7 +96,7 @@ impl Node {
             ));
         }
         let entry = self.plan(name.clone(), &request).await?;
-        let volumes = self.volumes.entries().len() + 1;
+        let volumes = self.volumes.count() + 1;
         let config = self.setup.core_config(&entry, volumes, None)?;
         let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];

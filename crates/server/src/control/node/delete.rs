@@ -456,7 +456,7 @@ impl Node {
             Ok(Remains::Nothing) => Ok(nothing),
             Ok(Remains::Whole) => {
                 if known.is_some()
-                    && let Err(failure) = self.open(&entry, self.volumes.entries().len()).await
+                    && let Err(failure) = self.open(&entry, self.volumes.count()).await
                 {
                     return Err(self.volumes.refusal(name, &failure));
                 }

@@ -2,14 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use hdcs_api::{ApiError, ErrorKind};
 use hdcs_backend::memory::{Lease, Parts, Share, Shortage, VolumeMemory, verify_log};
 use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::node::opening::Failure;
 
 use super::lock;
 use super::setup::Setup;
 use crate::catalogue::{Entry, VolumeName};
+use crate::control::link::Link;
+use crate::shard::command::OpenFailure;
+
+/// How long memory is waited for that the indexes of other logs give back, and how often that is looked at.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why something is not done that there is too little memory for.
 pub(super) fn short(name: &VolumeName, shortage: &Shortage) -> ApiError {
@@ -52,36 +60,41 @@ impl Memories {
         checked.map_err(|shortage| short(&entry.name, &shortage))
     }
 
-    /// Reserve the memory of a volume that is to be opened, and leave what these others need at least.
+    /// Reserve the memory of a volume that is to be opened, and leave what these others need at least, each by its
+    /// number, unless they have reserved it.
     pub fn reserve(
         &self,
         entry: &Entry,
-        others: Vec<Entry>,
+        others: &[(u32, u64)],
     ) -> Result<Arc<VolumeMemory>, Shortage> {
-        let others_bytes = self.bytes_of_unopened(others, entry.number);
-        let memory = self
-            .setup
-            .needs_of(entry)
-            .reserve(&self.share, others_bytes);
-        let memory = Arc::new(memory?);
+        let needs = self.setup.needs_of(entry);
         let mut reserved = lock(&self.reserved);
         reserved.retain(|_, memory| memory.strong_count() > 0);
+        let unopened = others
+            .iter()
+            .filter(|(number, _)| *number != entry.number && !reserved.contains_key(number));
+        let others_bytes = unopened.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        let memory = Arc::new(needs.reserve(&self.share, others_bytes)?);
         reserved.insert(entry.number, Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// Whether the indexes of write logs have something that was reserved since, and is being destaged.
-    pub fn is_overdrawn(&self) -> bool {
-        self.share.is_overdrawn()
-    }
-
-    /// What those of these volumes need at least that have no memory yet, but for the one with this number.
-    fn bytes_of_unopened(&self, volumes: Vec<Entry>, number: u32) -> u64 {
-        volumes
-            .into_iter()
-            .filter(|entry| entry.number != number && self.of(entry.number).is_none())
-            .map(|entry| self.setup.needs_of(&entry).least_parts().total())
-            .fold(0, u64::saturating_add)
+    /// Wait until the indexes of other logs have given back what was reserved of their memory.
+    pub async fn wait(&self, link: &Link) -> Result<(), OpenFailure> {
+        let until = Instant::now() + MEMORY_PATIENCE;
+        while self.share.is_overdrawn() {
+            if Instant::now() >= until {
+                let why = "what other volumes have in their write logs takes the memory that it needs, and is not \
+                           destaged fast enough";
+                return Err(OpenFailure::new(Failure::Shortage, why));
+            }
+            // Whoever is asked looks at its memory.
+            if link.report().await.is_err() {
+                return Ok(());
+            }
+            tokio::time::sleep(MEMORY_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Reserve what it takes to read the log of a volume, beside what the volume has if it is open.

@@ -31,6 +31,7 @@ mod report;
 mod scrub;
 mod setup;
 mod snapshots;
+mod start;
 mod volumes;
 mod watch;
 
@@ -57,6 +58,7 @@ use record::Records;
 use scrub::Scrubs;
 use setup::Setup;
 use snapshots::Copies;
+use start::Start;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 use volumes::Volumes;
@@ -98,6 +100,8 @@ pub struct Node {
     volumes: Arc<Volumes>,
     /// Volumes whose opening the shard was asked for and has not answered.
     openings: Mutex<BTreeMap<String, Opening>>,
+    /// How far the start is.
+    start: Start,
     /// Volumes on their way from one shard to another.
     moves: Moves,
     /// Memory that volumes have reserved.
@@ -177,6 +181,7 @@ impl Node {
             catalogue: Catalogue::new(dir),
             volumes,
             openings: Mutex::default(),
+            start: Start::default(),
             moves: Moves::default(),
             memories,
             records: Records::default(),

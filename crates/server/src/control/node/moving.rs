@@ -282,7 +282,7 @@ impl Node {
             continues: Some(departed.opening),
             memory: departed.memory,
         };
-        let volumes = self.volumes.entries().len();
+        let volumes = self.volumes.count();
         let opened = self.open_at(entry, volumes, destination).await;
         // From now on it is shown as what it is.
         match opened {

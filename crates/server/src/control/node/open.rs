@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Invariants:
-//! 1. No volume waits for another one to be opened, nor does the start of the node for longer than
-//!    [`START_PATIENCE`].
+//! 1. Volumes begin to be opened in order, so many at a time ([`hdcs_core::node::start`]), but none waits for one whose log or
+//!    backend hangs; nor do clients of the node for longer than [`START_PATIENCE`]. The control plane answers from when the
+//!    catalogue was read.
 //! 2. A log is given up only if it cannot be opened, the backend can, and `discard_dirty` says so or
 //!    it is certain that it holds nothing. It is moved aside, not destroyed, unless it is a device.
 //! 3. A volume that gives up its log gets a new number with the new log, in one durable step: what
@@ -39,7 +40,6 @@ use hdcs_core::node::opening::{Failure, retry_pause};
 use hdcs_core::volume::{Volume as CoreVolume, sharing};
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::create::{check_log_place, is_block_device, make_log};
@@ -68,13 +68,9 @@ const HANG_TIME_REMOTE: Duration = Duration::from_secs(60);
 /// Openings that are handed over at once: fewer than the commands that the data path takes.
 const OPENINGS_PER_ROUND: usize = 64;
 
-/// How often it is said how many volumes are open at a start, and of how many at least at its end.
+/// How often it is said how many volumes a start has opened, and of how many at least at its end.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
 const VOLUMES_SAID_MIN: usize = 20;
-/// How long memory is waited for that the indexes of other logs give back, and how often that is looked at.
-const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
-const MEMORY_PAUSE: Duration = Duration::from_millis(50);
-
 /// Why a volume is not open.
 #[derive(Clone, Debug)]
 pub(super) enum NotOpen {
@@ -246,9 +242,9 @@ impl Node {
         let memory = if let Some(memory) = destination.memory {
             memory
         } else {
-            let others = self.volumes.entries_that_stay();
-            let memory = self.memories.reserve(entry, others).map_err(short)?;
-            self.wait_for_memory().await?;
+            let others = self.volumes.least_bytes();
+            let memory = self.memories.reserve(entry, &others).map_err(short)?;
+            self.memories.wait(&self.link).await?;
             memory
         };
         let mut spec = self
@@ -281,24 +277,6 @@ impl Node {
             let _ = tokio::task::spawn_blocking(move || gate.take_back()).await;
         }
         result
-    }
-
-    /// Wait until the indexes of other logs have given back what was reserved of their memory.
-    async fn wait_for_memory(&self) -> Result<(), OpenFailure> {
-        let until = Instant::now() + MEMORY_PATIENCE;
-        while self.memories.is_overdrawn() {
-            if Instant::now() >= until {
-                let why = "what other volumes have in their write logs takes the memory that it needs, and is not \
-                           destaged fast enough";
-                return Err(OpenFailure::new(Failure::Shortage, why));
-            }
-            // Whoever is asked looks at its memory.
-            if self.link.report().await.is_err() {
-                return Ok(());
-            }
-            tokio::time::sleep(MEMORY_PAUSE).await;
-        }
-        Ok(())
     }
 
     /// Open a volume on the shard that it was put on, or else on that which has least to do, and note what became of it.
@@ -432,7 +410,7 @@ impl Node {
             return;
         };
         let is_first = matches!(before, NotOpen::Opening { .. });
-        match self.open(&entry, self.volumes.entries().len()).await {
+        match self.open(&entry, self.volumes.count()).await {
             Ok(()) if is_first => {}
             Ok(()) => tracing::info!("volume {name} is open now"),
             Err(failure) if is_first => {
@@ -442,9 +420,9 @@ impl Node {
         }
     }
 
-    /// Read the catalogue and open every volume that can be. What cannot is listed with its reason;
-    /// what takes long goes on opening when this has returned.
-    pub async fn open_all(self: &Arc<Self>) -> Result<(), ApiError> {
+    /// Read the catalogue. What cannot be opened is listed with its reason; the names of the others, in the order in
+    /// which they are to be opened.
+    pub async fn recover(&self) -> Result<Vec<String>, ApiError> {
         self.log_spaces.share(&self.link);
         let (recovered, scrubs) = self.catalogue.recover().await?;
         for (number, record) in scrubs {
@@ -460,7 +438,11 @@ impl Node {
             tracing::warn!("left alone, not a volume: {what}");
         }
         let mut names = Vec::new();
-        for (name, found) in recovered.volumes {
+        for (at, (name, found)) in recovered.volumes.into_iter().enumerate() {
+            if at % OPENINGS_PER_ROUND == OPENINGS_PER_ROUND - 1 {
+                // Of each volume the data path is told why it is not open, and takes only so much at once.
+                self.link.report().await?;
+            }
             match found {
                 Found::Damaged(why) => {
                     tracing::error!("volume {name} does not serve: {why}");
@@ -482,39 +464,40 @@ impl Node {
             }
         }
         let names = dirty_first(self, names).await;
-        let (began, total) = (Instant::now(), names.len());
-        let mut openings = JoinSet::new();
-        for names in names.chunks(OPENINGS_PER_ROUND) {
-            for name in names {
-                openings.spawn(Arc::clone(self).open_by_itself(name.clone()));
-            }
-            // Once it has answered, it has taken what was sent before.
-            tokio::task::yield_now().await;
-            self.link.report().await?;
-        }
-        let mut said = Instant::now();
-        let all = async {
-            while openings.join_next().await.is_some() {
-                if said.elapsed() >= PROGRESS_PERIOD && !openings.is_empty() {
-                    said = Instant::now();
-                    let done = total - openings.len();
-                    tracing::info!("opened {done} of {total} volumes");
+        self.start.begin(names.len());
+        Ok(names)
+    }
+
+    /// Open every volume that was recovered. What takes long goes on opening when this has returned.
+    pub async fn open_all(self: &Arc<Self>, names: Vec<String>) -> Result<(), ApiError> {
+        let total = names.len();
+        let mut in_order = tokio::spawn(open_in_order(Arc::clone(self), names));
+        let until = tokio::time::Instant::now() + START_PATIENCE;
+        let mut is_begun = false;
+        let mut say =
+            tokio::time::interval_at(until - START_PATIENCE + PROGRESS_PERIOD, PROGRESS_PERIOD);
+        while !(is_begun && self.start.progress().left == 0) {
+            tokio::select! {
+                begun = &mut in_order, if !is_begun => {
+                    begun.map_err(|error| failed(error.to_string()))??;
+                    is_begun = true;
                 }
+                () = self.start.one_ended() => {}
+                _ = say.tick() => tracing::info!("{}", self.start.progress()),
+                () = tokio::time::sleep_until(until) => break,
             }
-        };
-        let all = tokio::time::timeout(START_PATIENCE, all).await;
-        let done = total - openings.len();
-        if done > VOLUMES_SAID_MIN {
-            let seconds = began.elapsed().as_secs_f64();
-            tracing::info!("opened {done} of {total} volumes in {seconds:.1} s");
         }
-        if all.is_err() {
+        let progress = self.start.progress();
+        let (opened, seconds) = (total - progress.left, progress.elapsed.as_secs_f64());
+        if total > VOLUMES_SAID_MIN {
+            tracing::info!("opened {opened} of {total} volumes in {seconds:.1} s");
+        }
+        if progress.left > 0 {
             tracing::warn!(
                 "{} volumes are still being opened; the others serve",
-                openings.len()
+                progress.left
             );
         }
-        openings.detach_all();
         Ok(())
     }
 
@@ -544,7 +527,7 @@ impl Node {
                 return Ok(OpenedVolume { volume, lost: None });
             }
         };
-        let volumes = self.volumes.entries().len();
+        let volumes = self.volumes.count();
         let mut opened_without = None;
         if let Err(failure) = self.open(&entry, volumes).await {
             let is_home_lost = failure.kind == Failure::LocalLost;
@@ -605,9 +588,7 @@ impl Node {
             ..entry.clone()
         };
         self.memories.check(&new)?;
-        let config = self
-            .setup
-            .core_config(&new, self.volumes.entries().len(), None)?;
+        let config = self.setup.core_config(&new, self.volumes.count(), None)?;
         let (layout, old, overwrite) = (
             self.setup.layout().clone(),
             entry.clone(),
@@ -682,6 +663,34 @@ impl Node {
     }
 }
 
+/// Begin to open volumes in this order, some at a time; returns when the last one has begun.
+async fn open_in_order(node: Arc<Node>, names: Vec<String>) -> Result<(), ApiError> {
+    for (at, name) in names.into_iter().enumerate() {
+        let place = match node.volumes.slot(&name).map(|slot| slot.found) {
+            // One far away takes its time, and costs little here.
+            Ok(Found::Entry(entry)) if is_local(&entry.backend_url(node.setup.layout())) => {
+                node.start.place_for(entry.number).await;
+                Some(entry.number)
+            }
+            _ => None,
+        };
+        if node.link.path().is_stopping() {
+            return Ok(());
+        }
+        let opener = Arc::clone(&node);
+        tokio::spawn(async move {
+            Arc::clone(&opener).open_by_itself(name).await;
+            opener.start.note_ended(place);
+        });
+        if at % OPENINGS_PER_ROUND == OPENINGS_PER_ROUND - 1 {
+            // Once it has answered, it has taken what was sent before.
+            tokio::task::yield_now().await;
+            node.link.report().await?;
+        }
+    }
+    Ok(())
+}
+
 /// These volumes, those first whose logs held most when that was last recorded: they take longest to open, and have
 /// clients that wait.
 async fn dirty_first(node: &Node, names: Vec<String>) -> Vec<String> {
@@ -710,10 +719,16 @@ async fn dirty_first(node: &Node, names: Vec<String>) -> Vec<String> {
 
 /// How long opening a backend may take before that counts as hanging.
 fn hang_time(url: &str) -> Duration {
-    match BackendUrl::parse(url) {
-        Ok(url) if url.place.path().is_none() => HANG_TIME_REMOTE,
-        _ => HANG_TIME_LOCAL,
+    if is_local(url) {
+        HANG_TIME_LOCAL
+    } else {
+        HANG_TIME_REMOTE
     }
+}
+
+/// Whether a backend is a file or device of this machine, or nobody knows what it is.
+fn is_local(url: &str) -> bool {
+    BackendUrl::parse(url).map_or(true, |url| url.place.path().is_some())
 }
 
 /// A device in the place of a lost local store must be this volume's or empty: names of devices change, and it may be

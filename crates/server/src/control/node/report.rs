@@ -78,6 +78,7 @@ impl Node {
             uptime_ms: self.started.elapsed().as_millis() as u64,
             rss_bytes: view::resident_set_bytes(),
             log_lines_dropped: logging::dropped_lines(),
+            start: self.start.view(),
             shards_up: all.map(answers).collect(),
             status: report.map(|report| self.status_of(&report, &volumes)),
             volumes,
@@ -248,6 +249,7 @@ impl Node {
             volumes: views.len() as u64,
             volumes_by_state,
             volumes_opening: views.iter().filter(is_opening).count() as u64,
+            start: self.start.view(),
             dirty_bytes: views.iter().filter_map(dirty).sum(),
             log_space_failures: self.log_spaces.failures(),
             memory: Memory {

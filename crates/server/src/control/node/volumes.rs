@@ -28,6 +28,8 @@ pub(super) struct Slot {
     pub found: Found,
     /// Why the shard does not have it although the entry is good.
     pub not_open: Option<NotOpen>,
+    /// What it needs of memory at least.
+    least_bytes: u64,
 }
 
 /// Marks a volume as having an operation under way.
@@ -124,6 +126,7 @@ impl Volumes {
         let name = entry.name.to_string();
         let why = not_open.as_ref().map(ToString::to_string);
         let slot = Slot {
+            least_bytes: self.setup.needs_of(&entry).least_parts().total(),
             found: Found::Entry(Box::new(entry)),
             not_open,
         };
@@ -160,6 +163,15 @@ impl Volumes {
                 Found::Damaged(_) => None,
             })
             .collect()
+    }
+
+    /// How many take part in the split of memory.
+    pub fn count(&self) -> usize {
+        let slots = lock(&self.slots);
+        let entries = slots
+            .values()
+            .filter(|slot| matches!(slot.found, Found::Entry(_)));
+        entries.count()
     }
 
     /// Whether an operation is under way on a volume.
@@ -219,6 +231,7 @@ impl Volumes {
     pub fn put_damaged(&self, name: String, why: String) {
         self.explain(&name, Some(why.clone()));
         let slot = Slot {
+            least_bytes: 0,
             found: Found::Damaged(why),
             not_open: None,
         };
@@ -239,12 +252,12 @@ impl Volumes {
         due.take(count_max).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The entries of volumes that are not being deleted or detached.
-    pub fn entries_that_stay(&self) -> Vec<Entry> {
+    /// What each volume that is not being deleted or detached needs of memory at least, by its number.
+    pub fn least_bytes(&self) -> Vec<(u32, u64)> {
         let slots = lock(&self.slots);
         let stay = slots.values().filter_map(|slot| match &slot.found {
             Found::Entry(entry) if !matches!(slot.not_open, Some(NotOpen::Leaving { .. })) => {
-                Some(Entry::clone(entry))
+                Some((entry.number, slot.least_bytes))
             }
             _ => None,
         });
