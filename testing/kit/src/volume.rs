@@ -163,9 +163,7 @@ impl World {
     pub fn sharing(config: VolumeConfig, ssd: Option<SsdConfig>, budget: &Rc<IndexBudget>) -> Self {
         let pool = Pool::new(32 << 20);
         let mut log = vec![0; config.log_bytes as usize];
-        let mut first_block = Volume::format_log(&config, 99);
-        sharing::share_log_space(&mut first_block);
-        log[..4096].copy_from_slice(&first_block);
+        log[..4096].copy_from_slice(&Volume::format_log(&config, 99));
         let mut actions = Vec::new();
         let cache_device = vec![0; ssd.as_ref().map_or(0, |ssd| ssd.bytes as usize)];
         let mut cache = cache(ssd, Nanos(0), &pool, &mut actions);

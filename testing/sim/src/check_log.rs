@@ -156,6 +156,24 @@ fn sound(disk: &Disk) -> Image<'_> {
     }
 }
 
+/// The first byte behind all spans that an opening would replay, whichever of the superblocks on the device it finds.
+pub(crate) fn needed_until(disk: &Disk) -> u64 {
+    let image = sound(disk);
+    let mut needed = 0;
+    for block in SUPERBLOCKS {
+        let Ok(superblock) = LogSuperblock::parse(&image.read(block, 1)) else {
+            continue;
+        };
+        let ring = Ring::of(image, &superblock);
+        let (mut end, mut chain) = (superblock.tail.get(), superblock.tail_chain.get());
+        while let Some(span) = ring.next(end, chain).filter(|span| span.bad.is_empty()) {
+            (end, chain) = (span.end, span.checksum);
+            needed = needed.max((end - 1) % ring.blocks + 1);
+        }
+    }
+    (LOG_HEADER_BLOCKS + needed) * BLOCK_BYTES as u64
+}
+
 /// In how many pieces these sectors lie.
 pub(crate) fn pieces(sectors: &BTreeSet<u64>) -> usize {
     let begins = |sector: &&u64| {

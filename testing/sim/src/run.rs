@@ -50,7 +50,9 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         ) => Scenario::draw_for_silent_logs(seed),
         Some(Plant::KeptCut) => Scenario::draw_for_cuts(seed),
         Some(Plant::OlderTail) => Scenario::draw_for_rotten_superblocks(seed),
-        Some(Plant::HastyPreparation | Plant::HastyGift) => Scenario::draw_for_log_space(seed),
+        Some(Plant::HastyPreparation | Plant::HastyGift) => {
+            Scenario::draw_for_sound_log_space(seed)
+        }
         Some(Plant::IdleScrub) => Scenario::draw_for_scrubs(seed),
         Some(Plant::DeafFlush | Plant::UndoubtedFlush) => Scenario::draw_for_failing_flushes(seed),
         Some(Plant::LateInvalidation) => Scenario::draw_for_cached_direct_crashes(seed),

@@ -512,15 +512,7 @@ fn plant_of_a_log_that_is_told_of_space_before_it_is_there_is_caught() {
 
 #[test]
 fn plant_of_space_taken_that_the_older_superblock_needs_is_caught() {
-    let rules = [
-        "backend-order",
-        "backend-goes-back",
-        "backend-incomplete",
-        "crash-not-a-prefix",
-        "read-stale",
-        "open-refused",
-    ];
-    assert_caught(Plant::HastyGift, &rules);
+    assert_caught(Plant::HastyGift, &["log-hole-needed"]);
 }
 
 #[test]
@@ -537,5 +529,5 @@ fn space_of_logs_that_comes_and_goes_is_held_beside_older_superblocks() {
         growths += outcome.coverage.log_growths;
     }
     assert!(gifts > 10 && growths > 150, "{gifts} {growths}");
-    assert!(again <= 1, "{again} runs of 40");
+    assert!(again <= 4, "{again} runs of 40");
 }

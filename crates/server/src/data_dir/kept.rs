@@ -78,7 +78,7 @@ pub fn claims_no_more(kept: &LogSuperblock, keys: Option<&dyn Authenticator>) ->
 pub fn carry(kept: &LogSuperblock, first_block: &mut [u8; BLOCK_BYTES]) {
     let mut new = LogSuperblock::parse(first_block).expect("a new log's superblock is good");
     let unflushed = kept.flags.get() & LOG_UNFLUSHED;
-    new.flags = (new.flags.get() | unflushed).into();
+    new.flags = (new.flags.get() & !LOG_UNFLUSHED | unflushed).into();
     (new.lost_ranges, new.lost) = (kept.lost_ranges, kept.lost);
     new.seal();
     first_block.copy_from_slice(new.as_bytes());

@@ -2,7 +2,7 @@
 
 use hdcs_core::base::io::Nanos;
 
-use super::{Ending, Rng, Scenario, Stream, pick};
+use super::{Ending, Faults, Rng, Scenario, Stream, pick};
 
 impl Scenario {
     /// Logs are larger than what is prepared of them.
@@ -11,6 +11,13 @@ impl Scenario {
         for volume in &mut self.volumes {
             volume.config.log_bytes += random.u64(1..=8) << 20;
         }
+    }
+
+    /// A scenario of a seed in which space of logs comes and goes all the time, and nothing fails.
+    pub fn draw_for_sound_log_space(seed: u64) -> Self {
+        let mut scenario = Self::draw_for_log_space(seed);
+        scenario.faults = Faults::default();
+        scenario
     }
 
     /// A scenario of a seed in which space of logs comes and goes all the time, and their newest superblocks rot as the

@@ -1,7 +1,8 @@
 //! The space of write logs: it is prepared late, or not at all, taken back when a log is at rest, and found as it is by
 //! the next opening, wherever a crash has cut in.
 //!
-//! Checked are: no span is written beyond what is prepared, and what a volume takes for prepared is.
+//! Checked are: no span is written beyond what is prepared, what a volume takes for prepared is, and nothing is given back
+//! that an opening would replay from either superblock.
 
 use fastrand::Rng;
 use hdcs_core::base::limits::LOG_BYTES_MIN;
@@ -10,7 +11,7 @@ use hdcs_core::volume::sharing::{self, GivenBack};
 
 use super::{
     BLOCK_BYTES, Happening, LOG_HEADER_BLOCKS, LogSuperblock, Nanos, Phase, Plant, Scenario,
-    Stream, Unit, Violation, Volume, World,
+    Stream, Unit, Violation, Volume, World, check_log,
 };
 
 /// What of a log's region is prepared, in bytes.
@@ -137,9 +138,7 @@ impl World {
                 }
             }
             GivenBack::Soon if self.planted.is(Plant::HastyGift) => {
-                // What is empty as the newer one says is taken, and given again before it is written.
-                self.units[unit].log.punch(LOG_BYTES_MIN);
-                self.coverage.log_gifts += 1;
+                self.make_hole(unit, LOG_BYTES_MIN)?;
             }
             GivenBack::Soon => self.tick(),
             GivenBack::No => {}
@@ -154,6 +153,15 @@ impl World {
             return Err(Violation::new(
                 "log-hole-in-use",
                 format!("the log of volume {unit} has given back what is being written"),
+            ));
+        }
+        let needed = check_log::needed_until(log);
+        if needed > from {
+            return Err(Violation::new(
+                "log-hole-needed",
+                format!(
+                    "the log of volume {unit} has given back all from {from} on, and is needed up to {needed}"
+                ),
             ));
         }
         log.punch(from);

@@ -5,9 +5,11 @@ use hdcs_core::base::io::{Nanos, SectorRange};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, LOG_BYTES_MIN, REQUEST_BLOCKS_MAX, SPAN_DATA_BLOCKS_MAX,
 };
-use hdcs_core::format::LOG_HEADER_BLOCKS;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
 use hdcs_core::log::write_log::{PREPARED_BLOCKS_LEAST, region_bytes};
-use hdcs_core::volume::sharing::{GivenBack, give_log_back, log_bytes, set_log_prepared};
+use hdcs_core::volume::sharing::{
+    GivenBack, give_log_back, log_bytes, set_log_prepared, share_log_space,
+};
 use hdcs_core::volume::{Event, Persist, Phase, VolumeConfig};
 use hdcs_kit::volume::{World, config};
 
@@ -336,11 +338,22 @@ fn log_is_found_again_however_it_grows_gives_back_and_crashes() {
     );
 }
 
-fn world_config() -> VolumeConfig {
-    VolumeConfig {
+/// A volume whose log shares the space of its file system.
+fn sharing_world() -> World {
+    let config = VolumeConfig {
         log_bytes: 4 * LEAST,
         ..config(Persist::OnWrite)
+    };
+    let mut world = World::with(config, None);
+    // Nobody has asked for it.
+    assert_eq!(give_log_back(&mut world.volume, LEAST), GivenBack::No);
+    for index in 0..2 {
+        let at = LogSuperblock::offset_of(index) as usize;
+        let block = &mut world.log[at..at + BLOCK_BYTES];
+        share_log_space(block.try_into().unwrap());
     }
+    world.reopen();
+    world
 }
 
 fn rest(world: &mut World, millis: u64) {
@@ -350,7 +363,7 @@ fn rest(world: &mut World, millis: u64) {
 
 #[test]
 fn volume_gives_back_once_its_log_is_destaged_and_both_superblocks_say_so() {
-    let mut world = World::with(world_config(), None);
+    let mut world = sharing_world();
     assert_eq!(give_log_back(&mut world.volume, 2 * LEAST), GivenBack::Yes);
     assert_eq!(log_bytes(&world.volume).unwrap().prepared, 2 * LEAST);
     world.write(0, &[1; BLOCK_BYTES]);
@@ -381,7 +394,7 @@ fn volume_gives_back_once_its_log_is_destaged_and_both_superblocks_say_so() {
 
 #[test]
 fn volume_fills_what_is_prepared_and_destages_by_that() {
-    let mut world = World::with(world_config(), None);
+    let mut world = sharing_world();
     assert_eq!(give_log_back(&mut world.volume, LEAST), GivenBack::Yes);
     let least = LEAST - LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
     for round in 0..40u64 {
