@@ -6,6 +6,7 @@
 mod change;
 pub mod events;
 mod shards;
+mod start;
 pub mod time;
 pub mod value;
 
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 pub use change::{Auto, ResizeVolume, SetVolume, ShardChoice};
 use serde::{Deserialize, Serialize};
 pub use shards::{ShardCounters, SpanCounters};
+pub use start::StartProgress;
 use utoipa::ToSchema;
 use value::Value;
 
@@ -961,19 +963,6 @@ pub struct Status {
     pub memory: Memory,
     /// Read cache.
     pub cache: Cache,
-}
-
-/// How far a start is with opening volumes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct StartProgress {
-    /// Volumes that it opens.
-    pub volumes: u64,
-    /// Those of them that it has not opened yet.
-    pub left: u64,
-    /// Since it began to.
-    pub elapsed_ms: u64,
-    /// How long these take at the rate of those that it has opened; null while it has opened none.
-    pub left_ms: Option<u64>,
 }
 
 /// What a check found. Counts are of what was verified.

@@ -169,7 +169,7 @@ mod tests {
         assert!(early.behind < 3 * SPAN_BLOCKS_MAX && early.next_lap == 0);
         // From here on the log may have jumped.
         let first = PREPARED_BLOCKS_LEAST - SPAN_BLOCKS_MAX - early.behind;
-        assert_eq!(blocks_to_search(AHEAD_BLOCKS_LEAST, first - 1, ring), early);
+        assert_eq!(blocks_to_search(AHEAD_BLOCKS_LEAST, first - 1), early);
         for end in [first, PREPARED_BLOCKS_LEAST, ring / 2, ring - 1] {
             let late = blocks_to_search(AHEAD_BLOCKS_LEAST, ring + end);
             assert_eq!((late.behind, late.next_lap), (early.behind, early.behind));
