@@ -60,11 +60,16 @@ pub const CEPH: Page = Page {
 };
 
 impl Page {
+    fn path(&self, docs: &Path) -> PathBuf {
+        docs.join("figures").join(format!("{}.md", self.name))
+    }
+
     /// Write it of a report.
     pub fn write(&self, docs: &Path, report: &str) -> Result<()> {
-        let directory = docs.join("figures");
-        fs::create_dir_all(&directory).context(directory.display())?;
-        let path = directory.join(format!("{}.md", self.name));
+        let path = self.path(docs);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).context(directory.display())?;
+        }
         let text = format!(
             "# {}\n\n`{}` measures this and writes this page. How: [TESTING](../TESTING.md#benchmark).\n\n\
              Measured: {}.\n\n```text\n{}\n```\n",
@@ -145,7 +150,9 @@ pub fn write(findings: &Findings, docs: &Path, results: &Directory) -> Result<()
         }
     }
     let path = docs.join(DOCUMENT);
-    fs::write(&path, render(findings, &machine()?)).context(path.display())?;
+    let mut pages = vec![SHARDS, VOLUMES, CEPH];
+    pages.retain(|page| page.path(docs).exists());
+    fs::write(&path, render(findings, &pages, &machine()?)).context(path.display())?;
     eprintln!("bench: wrote {}", path.display());
     Ok(())
 }
@@ -167,23 +174,27 @@ fn machine() -> Result<String> {
     ))
 }
 
-fn render(findings: &Findings, machine: &str) -> String {
+fn render(findings: &Findings, pages: &[Page], machine: &str) -> String {
     let mut out = String::from(
         "# Performance\n\n`make bench` measures this and writes this page. Ratios are what to look at: each is formed \
          within a repetition, from runs\nthat follow one another on one machine, and the median counts, with the least \
          and the most in parentheses. How it is\nmeasured: [TESTING](TESTING.md#benchmark). Figures of two machines, or \
          of two days, do not compare.\n\n",
     );
-    out.push_str("Pages of their own have:\n\n");
-    for page in [SHARDS, VOLUMES, CEPH] {
-        let Page {
-            name,
-            title,
-            command,
-        } = page;
+    if !pages.is_empty() {
+        out.push_str("Pages of their own have:\n\n");
+    }
+    for Page {
+        name,
+        title,
+        command,
+    } in pages
+    {
         let _ = writeln!(out, "* [{title}](figures/{name}.md), by `{command}`");
     }
-    out.push('\n');
+    if !pages.is_empty() {
+        out.push('\n');
+    }
     let _ = writeln!(out, "Measured: {machine}; {}.\n", repetitions(findings));
     ratios(&mut out, findings);
     for (_, name, title) in PICTURES {
@@ -432,7 +443,12 @@ mod tests {
 
     #[test]
     fn document_has_median_least_and_most_and_what_was_repeated() {
-        let text = render(&findings(), "a machine");
+        let text = render(&findings(), &[SHARDS], "a machine");
+        assert!(
+            text.contains(
+                "* [Several shards beside one](figures/shards.md), by `make bench-scale`"
+            )
+        );
         assert!(text.contains(
             "| 4k randwrite QD32, on-write / qemu-nbd raw, IOPS | ≥ 1.8 | 2.00 (1.00–3.00) |  |"
         ));
@@ -452,7 +468,7 @@ mod tests {
             ..Findings::default()
         });
         assert_eq!(all.durable_write_us, [(2, 7.0)]);
-        let text = render(&all, "a machine");
+        let text = render(&all, &[], "a machine");
         assert!(text.contains("qemu-nbd raw, IOPS | ≥ 1.8 | 2.00 (1.00–3.00) |"));
         assert!(text.contains("| disk | randwrite-qd32 | qemu-nbd | 100 (1–100) |"));
     }
@@ -461,6 +477,6 @@ mod tests {
     fn results_can_be_read_back() {
         let json = serde_json::to_string(&findings()).unwrap();
         let found: Findings = serde_json::from_str(&json).unwrap();
-        assert_eq!(render(&found, "m"), render(&findings(), "m"));
+        assert_eq!(render(&found, &[], "m"), render(&findings(), &[], "m"));
     }
 }
