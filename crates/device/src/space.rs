@@ -8,10 +8,14 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
 
 use crate::create::zero;
+
+/// So much is zeroed before it is asked whether that is still wanted.
+const STEP_BYTES: u64 = 1 << 20;
 
 /// Whether the files in a directory may have holes and be given some, and their file system tells where. Blocks.
 pub fn has_holes(directory: &Path) -> bool {
@@ -54,17 +58,33 @@ pub fn prepared_bytes(file: &File, bytes: u64) -> u64 {
 }
 
 /// Take the space of a region from `from` to `to`, write zeroes to it, and make that durable. Blocks. What was there is
-/// lost. If it fails, the region has no more space than before.
-pub fn prepare(file: &File, from: u64, to: u64) -> io::Result<()> {
-    let prepared = take(file, from, to);
+/// lost. If it fails, the region has no more space than before. So it does, as interrupted, soon after everybody else has
+/// let go of the file: who opens it next waits for its lock.
+pub fn prepare(file: &Arc<File>, from: u64, to: u64) -> io::Result<()> {
+    let own = description_of_its_own(file)?;
+    let prepared = take(&own, from, to, &|| Arc::strong_count(file) == 1);
     if prepared.is_err() {
         // The first error is the one that matters.
-        let _ = give_back(file, from, to);
+        let _ = give_back(&own, from, to);
     }
     prepared
 }
 
-fn take(file: &File, from: u64, to: u64) -> io::Result<()> {
+/// The same file, opened once more. What went wrong with writes that waited in memory is told once to each description: a
+/// sync here must not take that away from the log's own.
+fn description_of_its_own(file: &File) -> io::Result<File> {
+    // SAFETY: a system call on a descriptor that is held.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(flags & libc::O_DIRECT)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn take(file: &File, from: u64, to: u64, is_left_alone: &dyn Fn() -> bool) -> io::Result<()> {
     let (offset, bytes) = (from.cast_signed(), (to - from).cast_signed());
     // All at once: refused at once if it does not fit, and in few extents if it does.
     // SAFETY: a system call on a descriptor that is held.
@@ -74,7 +94,15 @@ fn take(file: &File, from: u64, to: u64) -> io::Result<()> {
             return Err(error);
         }
     }
-    zero(file, from, to - from, &mut |_| ())?;
+    let mut at = from;
+    while at < to {
+        if is_left_alone() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let step = STEP_BYTES.min(to - at);
+        zero(file, at, step, &mut |_| ())?;
+        at += step;
+    }
     file.sync_data()
 }
 
@@ -113,16 +141,18 @@ mod tests {
         let path = directory.path().join("log");
         create_region_with(&path, 4 * LEAST, LEAST, &mut |_| ()).unwrap();
         let open = OpenOptions::new().read(true).write(true).open(&path);
-        let file = open.unwrap();
+        let file = Arc::new(open.unwrap());
+        let log = Arc::clone(&file);
         assert_eq!(file.metadata().unwrap().len(), 4 * LEAST);
         assert_eq!(prepared_bytes(&file, 4 * LEAST), LEAST);
         file.write_all_at(&[7; 8192], LEAST - 8192).unwrap();
         prepare(&file, LEAST, 3 * LEAST).unwrap();
         assert_eq!(prepared_bytes(&file, 4 * LEAST), 3 * LEAST);
         assert!(taken(&file) >= 3 * LEAST && taken(&file) < 4 * LEAST);
-        // What is behind the piece that fails stays as it is: there is no descriptor to write with.
-        let reader = File::open(&path).unwrap();
-        assert!(prepare(&reader, 3 * LEAST, 4 * LEAST).is_err());
+        // Of a piece that is not finished nothing stays.
+        drop(log);
+        let stopped = prepare(&file, 3 * LEAST, 4 * LEAST).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
         assert_eq!(prepared_bytes(&file, 4 * LEAST), 3 * LEAST);
         give_back(&file, LEAST, 4 * LEAST).unwrap();
         assert_eq!(prepared_bytes(&file, 4 * LEAST), LEAST);

@@ -94,10 +94,11 @@ pub struct Search {
 /// covered what lies there.
 pub fn blocks_to_search(named: u64, end: u64, ring_blocks: u64, may_be_covered: bool) -> Search {
     if named == 0 {
-        // Who named nothing used all of the ring.
+        // A program that knows nothing of this, nor of what is prepared: but the log may be one of which this one had
+        // prepared a part.
         return Search {
             behind: SEARCH_BLOCKS_MAX,
-            next_lap: 0,
+            next_lap: SEARCH_BLOCKS_MAX,
         };
     }
     // What is accepted may become two spans, of which the first is open; the control part that is looked for is a third.

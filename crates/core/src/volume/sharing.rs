@@ -37,7 +37,7 @@ pub fn set_log_prepared(volume: &mut Volume, bytes: u64) {
 /// Bytes of the region of a volume's log, of which nothing lies beyond `prepared`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogBytes {
-    /// All.
+    /// All that it may ever use.
     pub all: u64,
     /// Those that may be used.
     pub prepared: u64,
@@ -50,9 +50,16 @@ pub struct LogBytes {
 /// What a volume's log has of its region, once it is open.
 pub fn log_bytes(volume: &Volume) -> Option<LogBytes> {
     let log = volume.log.if_open()?;
+    let prepared = region_bytes(log.prepared_blocks());
+    // One that has failed can use no more.
+    let has_failed = volume.log.has_failed();
     Some(LogBytes {
-        all: region_bytes(log.ring_blocks()),
-        prepared: region_bytes(log.prepared_blocks()),
+        all: if has_failed {
+            prepared
+        } else {
+            region_bytes(log.ring_blocks())
+        },
+        prepared,
         used: log.occupied_blocks() * BLOCK_BYTES as u64,
         is_shared: log.superblocks().shares_space(),
     })

@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use hdcs_core::base::io::Nanos;
 use hdcs_core::node::log_space::LogView;
@@ -26,6 +27,10 @@ pub struct LogSpace {
     /// What of the file was prepared and not taken back, as far as whoever does that knows: never less than what the log
     /// uses because of it. 0: nothing was done yet.
     taken: AtomicU64,
+    /// Up to where the file may still have what the log has given back, for no hole could be made. 0: nowhere.
+    owed: AtomicU64,
+    /// Nothing is changed before this, since it did not answer of late, or could not do what it was asked.
+    not_before: Mutex<Option<Instant>>,
     /// Something was in it since this was last asked.
     was_used: AtomicBool,
     /// Whether it was told that it fills up.
@@ -92,26 +97,50 @@ impl LogSpace {
         }
     }
 
-    /// What is to be decided by, if it has been empty for so long; `None` before it is open.
+    /// What is to be decided by, if it has been empty for so long; `None` before it is open. All that its file may have
+    /// counts as prepared, so that it is given back in the end.
     pub fn view(&self, quiet: Nanos) -> Option<LogView> {
         let all = self.all.load(Ordering::Relaxed);
+        let of_file = self.taken().max(self.owed.load(Ordering::Relaxed));
         (all > 0).then(|| LogView {
             all,
-            prepared: self.prepared.load(Ordering::Relaxed),
+            prepared: self.prepared.load(Ordering::Relaxed).max(of_file),
             used: self.used.load(Ordering::Relaxed),
             is_shared: self.is_shared.load(Ordering::Relaxed),
             quiet,
         })
     }
 
-    /// So many bytes of its file are prepared from now on.
-    pub fn take(&self, bytes: u64) {
+    /// So many bytes of its file are prepared from now on, and up to the second number it may have more.
+    pub fn take(&self, bytes: u64, owed: u64) {
         self.taken.store(bytes, Ordering::Relaxed);
+        self.owed.store(owed, Ordering::Relaxed);
     }
 
-    /// See [`LogSpace::take`].
-    pub fn taken(&self) -> u64 {
+    /// How much of its file the log may use, whatever it knows by now of what it was told.
+    pub fn usable(&self) -> u64 {
+        self.taken().max(self.prepared.load(Ordering::Relaxed))
+    }
+
+    fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    fn not_before(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.not_before
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Change nothing of it for so long.
+    pub fn leave_alone(&self, pause: Duration) {
+        *self.not_before() = Some(Instant::now() + pause);
+    }
+
+    /// Whether that is so.
+    pub fn is_left_alone(&self) -> bool {
+        self.not_before()
+            .is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether something was in it since the last call.
@@ -151,4 +180,52 @@ pub fn give_log_back(
         state.step(slot, Event::Poll);
     }
     Ok(given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn space() -> LogSpace {
+        let space = LogSpace::default();
+        space.all.store(512 * MIB, Ordering::Relaxed);
+        space.prepared.store(64 * MIB, Ordering::Relaxed);
+        space
+    }
+
+    #[test]
+    fn log_may_use_what_it_was_told_of_whether_or_not_it_has_answered() {
+        let space = space();
+        assert_eq!(space.usable(), 64 * MIB);
+        space.take(96 * MIB, 0);
+        assert_eq!(space.usable(), 96 * MIB);
+        assert_eq!(
+            space.view(Nanos(0)).unwrap().prepared,
+            96 * MIB,
+            "what it does not know of is not prepared again"
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_taken_back_is_asked_for_again_and_prepared_anew() {
+        let space = space();
+        space.prepared.store(16 * MIB, Ordering::Relaxed);
+        space.take(16 * MIB, 64 * MIB);
+        assert_eq!(space.view(Nanos(0)).unwrap().prepared, 64 * MIB);
+        assert_eq!(space.usable(), 16 * MIB);
+        space.take(16 * MIB, 0);
+        assert_eq!(space.view(Nanos(0)).unwrap().prepared, 16 * MIB);
+    }
+
+    #[test]
+    fn log_that_does_not_answer_is_left_alone_for_a_while() {
+        let space = space();
+        assert!(!space.is_left_alone());
+        space.leave_alone(Duration::from_secs(3600));
+        assert!(space.is_left_alone());
+        space.leave_alone(Duration::ZERO);
+        assert!(!space.is_left_alone());
+    }
 }

@@ -16,6 +16,7 @@
 //! Failure: the log stays as it is, and the file system is left alone for a while.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -133,6 +134,7 @@ impl LogSpaces {
             }
             log.quiet = Nanos((now - *since).as_nanos() as u64);
             if log.space.view(log.quiet).is_some()
+                && !log.space.is_left_alone()
                 && let Some(system) = log.space.file_system()
             {
                 of_systems.entry(system).or_default().push(log);
@@ -191,69 +193,85 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
     match next_act(space, &views) {
         None => Ok(false),
         Some(Act::Prepare { log, bytes }) => {
-            let (view, log) = (views[log], &logs[log]);
+            let log = &logs[log];
             let Some(file) = log.space.file() else {
                 return Ok(false);
             };
-            // Whatever the shard knows by now of what it was told: it may use that at any time.
-            let from = view.prepared.max(log.space.taken());
+            // What the log may use already is not zeroed.
+            let from = log.space.usable();
             if from >= bytes {
-                log.space.take(from);
-                return tell_prepared(log, from, link).await;
+                return Ok(log.tell_prepared(from, link).await);
             }
-            let prepared = blocking(move || space::prepare(&file, from, bytes)).await?;
-            prepared.map_err(|error| {
-                format!(
+            match blocking(move || space::prepare(&file, from, bytes)).await? {
+                Ok(()) => Ok(log.tell_prepared(bytes, link).await),
+                // The volume is being closed, or goes to another shard.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    log.space.leave_alone(FAILURE_PAUSE);
+                    Ok(false)
+                }
+                Err(error) => Err(format!(
                     "the write log of volume {} cannot grow to {bytes} bytes: {error}",
                     log.name
-                )
-            })?;
-            // Before it is told, for an answer may not come in time and the log use it all the same.
-            log.space.take(bytes);
-            tell_prepared(log, bytes, link).await
+                )),
+            }
         }
         Some(Act::GiveBack { log, bytes }) => {
             let (view, log) = (views[log], &logs[log]);
             let Some(file) = log.space.file() else {
                 return Ok(false);
             };
-            for _ in 0..ASKS_MAX {
-                let asked = link.ask("giving back", COMMAND_TIME_MAX, |answer| {
-                    Command::GiveBackLog(log.number, bytes, answer)
-                });
-                match asked.await {
-                    Ok(GivenBack::Yes) => {
-                        log.space.take(bytes);
-                        let given = blocking(move || space::give_back(&file, bytes, view.all));
-                        given.await?.map_err(|error| {
-                            let name = &log.name;
-                            format!(
-                                "the write log of volume {name} cannot give back space: {error}"
-                            )
-                        })?;
-                        tracing::debug!(
-                            "the write log of volume {} has given back all but {bytes} bytes",
-                            log.name
-                        );
-                        return Ok(true);
-                    }
-                    Ok(GivenBack::Soon) => tokio::time::sleep(WATCH_PERIOD).await,
-                    Ok(GivenBack::No) | Err(_) => return Ok(false),
-                }
+            if !log.gives_back(bytes, link).await {
+                log.space.leave_alone(FAILURE_PAUSE);
+                return Ok(false);
             }
-            Ok(false)
+            // If no hole can be made, it is tried again. What lies there is prepared anew before the log uses it.
+            log.space.take(bytes, view.prepared);
+            let given = blocking(move || space::give_back(&file, bytes, view.all));
+            given.await?.map_err(|error| {
+                let name = &log.name;
+                format!("the write log of volume {name} cannot give back space: {error}")
+            })?;
+            log.space.take(bytes, 0);
+            tracing::debug!(
+                "the write log of volume {} has given back all but {bytes} bytes",
+                log.name
+            );
+            Ok(true)
         }
     }
 }
 
-/// Tell a log that so many bytes are prepared. Returns whether it knows.
-async fn tell_prepared(log: &Log, bytes: u64, link: &Link) -> Result<bool, String> {
-    let told = link.ask("growing a log", COMMAND_TIME_MAX, |answer| {
-        Command::LogPrepared(log.number, bytes, answer)
-    });
-    tracing::debug!("the write log of volume {} has {bytes} bytes", log.name);
-    // A volume that was closed meanwhile finds it at its next opening; one whose shard is busy learns of it later.
-    Ok(told.await.is_ok())
+impl Log {
+    /// Tell it that so many bytes are prepared. Returns whether it knows.
+    async fn tell_prepared(&self, bytes: u64, link: &Link) -> bool {
+        // Before it is told, for an answer may not come in time and the log use it all the same.
+        self.space.take(bytes, 0);
+        let told = link.ask("growing a log", COMMAND_TIME_MAX, |answer| {
+            Command::LogPrepared(self.number, bytes, answer)
+        });
+        tracing::debug!("the write log of volume {} has {bytes} bytes", self.name);
+        // A volume that was closed meanwhile finds it at its next opening; one whose shard is busy learns of it later.
+        let knows = told.await.is_ok();
+        if !knows {
+            self.space.leave_alone(FAILURE_PAUSE);
+        }
+        knows
+    }
+
+    /// Have it use no more than so many bytes. Returns whether it does so from now on.
+    async fn gives_back(&self, bytes: u64, link: &Link) -> bool {
+        for _ in 0..ASKS_MAX {
+            let asked = link.ask("giving back", COMMAND_TIME_MAX, |answer| {
+                Command::GiveBackLog(self.number, bytes, answer)
+            });
+            match asked.await {
+                Ok(GivenBack::Yes) => return true,
+                Ok(GivenBack::Soon) => tokio::time::sleep(WATCH_PERIOD).await,
+                Ok(GivenBack::No) | Err(_) => return false,
+            }
+        }
+        false
+    }
 }
 
 async fn blocking<T: Send + 'static>(

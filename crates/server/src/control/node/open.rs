@@ -341,6 +341,16 @@ impl Node {
         discard_dirty: bool,
     ) -> Result<Busy<'_>, ApiError> {
         let mut given_up: Option<Instant> = None;
+        let began = Instant::now();
+        while self.waits_for_its_turn(name) {
+            if began.elapsed() > COMMAND_TIME_MAX {
+                let message = format!(
+                    "volume {name} waits for its turn to be opened, after the start of the node: try again in a while"
+                );
+                return Err(ApiError::new(ErrorKind::Conflict, message));
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
         loop {
             let refused = match self.volumes.begin(name, what) {
                 Ok(busy) => return Ok(busy),
@@ -358,6 +368,14 @@ impl Node {
             }
             tokio::time::sleep(WATCH_PERIOD).await;
         }
+    }
+
+    /// Whether a start is to open a volume and has not begun to: nobody can say of it yet that it cannot be opened.
+    fn waits_for_its_turn(&self, name: &str) -> bool {
+        let slot = self.volumes.slot(name);
+        let is_to_be_opened =
+            slot.is_ok_and(|slot| matches!(slot.not_open, Some(NotOpen::Opening { .. })));
+        is_to_be_opened && self.start.view().is_some() && !lock(&self.openings).contains_key(name)
     }
 
     /// Give up an opening that hangs.
@@ -440,8 +458,9 @@ impl Node {
         let mut names = Vec::new();
         for (at, (name, found)) in recovered.volumes.into_iter().enumerate() {
             if at % OPENINGS_PER_ROUND == OPENINGS_PER_ROUND - 1 {
-                // Of each volume the data path is told why it is not open, and takes only so much at once.
-                self.link.report().await?;
+                // Of each volume the data path is told why it is not open, and takes only so much at once; one that is
+                // silent for so long takes it later.
+                let _ = self.link.report().await;
             }
             match found {
                 Found::Damaged(why) => {
@@ -683,9 +702,9 @@ async fn open_in_order(node: Arc<Node>, names: Vec<String>) -> Result<(), ApiErr
             opener.start.note_ended(place);
         });
         if at % OPENINGS_PER_ROUND == OPENINGS_PER_ROUND - 1 {
-            // Once it has answered, it has taken what was sent before.
+            // Once it has answered, it has taken what was sent before. One that is silent for so long takes it later.
             tokio::task::yield_now().await;
-            node.link.report().await?;
+            let _ = node.link.report().await;
         }
     }
     Ok(())
