@@ -342,7 +342,7 @@ impl Node {
     ) -> Result<Busy<'_>, ApiError> {
         let mut given_up: Option<Instant> = None;
         let began = Instant::now();
-        while self.waits_for_its_turn(name) {
+        while waits_for_its_turn(self, name) {
             if began.elapsed() > COMMAND_TIME_MAX {
                 let message = format!(
                     "volume {name} waits for its turn to be opened, after the start of the node: try again in a while"
@@ -368,14 +368,6 @@ impl Node {
             }
             tokio::time::sleep(WATCH_PERIOD).await;
         }
-    }
-
-    /// Whether a start is to open a volume and has not begun to: nobody can say of it yet that it cannot be opened.
-    fn waits_for_its_turn(&self, name: &str) -> bool {
-        let slot = self.volumes.slot(name);
-        let is_to_be_opened =
-            slot.is_ok_and(|slot| matches!(slot.not_open, Some(NotOpen::Opening { .. })));
-        is_to_be_opened && self.start.view().is_some() && !lock(&self.openings).contains_key(name)
     }
 
     /// Give up an opening that hangs.
@@ -680,6 +672,14 @@ impl Node {
         forget_cached(entry, &self.link).await;
         Ok((new, aside))
     }
+}
+
+/// Whether a start is to open a volume and has not begun to: nobody can say of it yet that it cannot be opened.
+fn waits_for_its_turn(node: &Node, name: &str) -> bool {
+    let slot = node.volumes.slot(name);
+    let is_to_be_opened =
+        slot.is_ok_and(|slot| matches!(slot.not_open, Some(NotOpen::Opening { .. })));
+    is_to_be_opened && node.start.view().is_some() && !lock(&node.openings).contains_key(name)
 }
 
 /// Begin to open volumes in this order, some at a time; returns when the last one has begun.
