@@ -84,7 +84,9 @@ impl Measurements {
                     let waited = self.ended.wait_timeout(media, left);
                     media = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
-                _ => {
+                // Whoever comes later does not wait for this one in turn.
+                Some(State::UnderWay { .. }) => return None,
+                Some(State::Known { .. }) | None => {
                     let since = Instant::now();
                     media.insert(medium, State::UnderWay { since });
                     return None;
@@ -183,6 +185,13 @@ mod tests {
             since: Instant::now().checked_sub(WAIT_MAX).unwrap(),
         };
         known.lock().insert(medium(3), hangs);
-        assert_eq!(micros(known.of(medium(3), || Ok(probe(9)))), (9, true));
+        let found = known.of(medium(3), || {
+            let state = known.lock()[&medium(3)];
+            let is_waited_for =
+                matches!(state, State::UnderWay { since } if since.elapsed() < WAIT_MAX);
+            assert!(!is_waited_for, "nor do others wait for this one");
+            Ok(probe(9))
+        });
+        assert_eq!(micros(found), (9, true));
     }
 }
