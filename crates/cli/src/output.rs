@@ -73,10 +73,14 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// The state of a volume, and whether it can only be read.
+/// The state of a volume, and whether it can only be read. One that is about to serve has no fault.
 pub fn state(volume: &Volume) -> String {
     let read_only = if volume.read_only { ", read-only" } else { "" };
-    format!("{}{read_only}", volume.state)
+    let state = match volume.phase.as_str() {
+        "opening" | "moving" => &volume.phase,
+        _ => &volume.state,
+    };
+    format!("{state}{read_only}")
 }
 
 /// The shard of a volume, if it is on one.
@@ -436,6 +440,23 @@ fn opening_in_words(opening: u64, all: u64, start: Option<&StartProgress>) -> St
     }
 }
 
+/// How many volumes are in which state; those that are being opened are not errors yet.
+fn by_state(status: &Status) -> String {
+    let opening = status.volumes_opening;
+    let mut counts = Vec::new();
+    for (state, count) in &status.volumes_by_state {
+        let count = match state.as_str() {
+            "error" => count.saturating_sub(opening),
+            _ => *count,
+        };
+        counts.push((state.as_str(), count));
+    }
+    counts.push(("opening", opening));
+    counts.retain(|(_, count)| *count > 0);
+    let counts = counts.iter().map(|(state, count)| format!("{count} {state}"));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
 /// `hdcs status`.
 pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     let status: Status = client.get("/v1/status").await?;
@@ -459,16 +480,9 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
             row(&format!("  shard {}", shard.number), shard_in_words(shard));
         }
     }
-    let by_state = status
-        .volumes_by_state
-        .iter()
-        .filter(|(_, count)| **count > 0);
-    let by_state: Vec<_> = by_state
-        .map(|(state, count)| format!("{count} {state}"))
-        .collect();
     row(
         "volumes",
-        format!("{} ({})", status.volumes, by_state.join(", ")),
+        format!("{} ({})", status.volumes, by_state(&status)),
     );
     if status.volumes_opening > 0 || status.start.is_some() {
         row(

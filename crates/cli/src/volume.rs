@@ -405,7 +405,9 @@ fn parse_shard(text: &str) -> Result<ShardChoice, String> {
 
 fn parse_shard_number(text: &str) -> Result<u64, String> {
     let number = text.parse();
-    number.map_err(|_| "`--shard` takes the number of a shard, from 0".to_owned())
+    number.map_err(|_| {
+        "`--shard` takes the number of a shard, from 0; without it the node chooses".to_owned()
+    })
 }
 
 /// Turn a relative `file:` or `dir:` URL into an absolute one: the daemon has another working directory.

@@ -70,7 +70,7 @@ pub enum DeviceError {
     #[error("{} exists already; remove it or choose another path", .0.display())]
     Exists(PathBuf),
     /// The file system is full.
-    #[error("{}: no space for {bytes} bytes; free some, or choose a smaller size", path.display())]
+    #[error("{}: no space for {bytes} bytes; free some, or choose a smaller size or another place", path.display())]
     NoSpace {
         /// What was to be made.
         path: PathBuf,

@@ -161,6 +161,18 @@ impl Config {
         })
     }
 
+    /// Whether the machine has the memory that it may take.
+    pub fn check_memory(&self, machine: &Machine) -> Result<(), ConfigError> {
+        let (wanted, there) = (self.node.memory_max_mib, machine.memory);
+        // Zero: it is not known.
+        if there == 0 || wanted <= there {
+            return Ok(());
+        }
+        Err(ConfigError::Relation(format!(
+            "`memory_max_mib` is {wanted}, but the machine, or the control group of this process, has {there} MiB: lower it"
+        )))
+    }
+
     /// As many shards as are best, and no more than there is memory for.
     fn fit_shards(&mut self, machine: &Machine) -> Option<String> {
         if !self.node.shards.is_auto() || !self.node.shard_processor.numbers().is_empty() {
@@ -276,6 +288,22 @@ mod tests {
         assert_eq!(fitted("", 2048, 20_000, None), (1024, 2000, 512));
         assert_eq!(fitted("", 24_000, 400_000, None), (6000, 40_000, 1500));
         assert_eq!(fitted("", 500_000, 8_000_000, None), (8192, 65_536, 2048));
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused() {
+        let machine = |memory| Machine {
+            memory,
+            free: 20_000,
+            cache: None,
+            processors: 4,
+        };
+        let config = Config::parse("memory_max_mib = 2000\n", Path::new("test.toml")).unwrap();
+        config.check_memory(&machine(2000)).unwrap();
+        config.check_memory(&machine(0)).unwrap();
+        let error = config.check_memory(&machine(1999)).unwrap_err().to_string();
+        assert!(error.contains("`memory_max_mib` is 2000"), "{error}");
+        assert!(error.contains("has 1999 MiB"), "{error}");
     }
 
     #[test]

@@ -234,10 +234,12 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
         tracing::info!("new data directory {}", dir.layout().root().display());
     }
     let layout = dir.layout();
-    if let Some(chosen) = config.fit(&Machine::here(layout.root(), &layout.cache())) {
+    let machine = Machine::here(layout.root(), &layout.cache());
+    if let Some(chosen) = config.fit(&machine) {
         tracing::info!("{chosen}");
     }
     config.check()?;
+    config.check_memory(&machine)?;
     tracing::info!("shards = {}", config.node.shards.count());
     let events = Events::open(dir.layout().root()).map_err(|source| ServeError::System {
         what: "the thread that writes events",

@@ -195,12 +195,12 @@ impl Node {
             return Ok(found);
         }
         let which = if count == 1 {
-            "has only shard 0: see `shards` in the configuration".to_owned()
+            "only shard 0".to_owned()
         } else {
-            format!("has {}", shards_in_words(count))
+            shards_in_words(count)
         };
         Err(invalid(format!(
-            "volume {name}: there is no shard {shard}: the data path {which}"
+            "volume {name}: there is no shard {shard}: the data path has {which}: see `shards` in the configuration"
         )))
     }
 
