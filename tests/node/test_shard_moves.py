@@ -582,10 +582,10 @@ def test_clients_that_come_while_their_volume_moves_wait_for_it(tmp_path):
 class Locked:
     """Somebody else has locked a file."""
 
-    def __init__(self, path):
+    def __init__(self, path, waits=False):
         self.file = open(path, "r+b")
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-        fcntl.fcntl(self.file, 37, lock)  # F_OFD_SETLK
+        fcntl.fcntl(self.file, 38 if waits else 37, lock)  # F_OFD_SETLKW, F_OFD_SETLK
 
     def release(self):
         self.file.close()
@@ -603,3 +603,40 @@ def test_volume_whose_log_is_in_use_is_tried_again(tmp_path):
         locked.release()
         daemon.until(lambda: daemon.volume("v")["phase"] == "open")
         assert daemon.read("v", MIB) == b"v" * MIB
+
+
+def test_clients_go_on_when_the_log_of_their_volume_is_in_use_for_a_while_as_it_moves(tmp_path):
+    with Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", *DIRTY)
+        client = daemon.nbd("v")
+        client.pwrite(b"v" * MIB, 0)
+        client.flush()
+        has_log, lets_go = threading.Event(), threading.Event()
+
+        def take_log():
+            # Free only between two shards.
+            locked = Locked(daemon.log_of("v"), waits=True)
+            has_log.set()
+            lets_go.wait()
+            locked.release()
+
+        threading.Thread(target=take_log, daemon=True).start()
+        deadline = time.monotonic() + CLIENT_SECONDS
+        while not has_log.is_set():
+            assert time.monotonic() < deadline
+            to = (shard_of(daemon, "v") + 1) % 3
+            moving = begin_move(daemon, "v", to)
+            # The next shard may be faster: then once more.
+            daemon.until(lambda: has_log.is_set() or moving.poll() is not None)
+        # Longer than one opening waits for it.
+        daemon.until(lambda: "is tried again while its clients wait" in daemon.log() or moving.poll() is not None)
+        lets_go.set()
+        said = moving.communicate(timeout=COMMAND_SECONDS)[0]
+        assert moving.returncode == 0, said
+        assert client.pread(MIB, 0) == b"v" * MIB
+        client.pwrite(b"w" * 4096, 0)
+        client.flush()
+        volume = daemon.volume("v")
+        assert (volume["shard"], volume["state"], volume["phase"]) == (to, "healthy", "open"), volume
+        assert daemon.read("v", 4096) == b"w" * 4096
+        daemon.stop()

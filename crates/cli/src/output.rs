@@ -453,7 +453,9 @@ fn by_state(status: &Status) -> String {
     }
     counts.push(("opening", opening));
     counts.retain(|(_, count)| *count > 0);
-    let counts = counts.iter().map(|(state, count)| format!("{count} {state}"));
+    let counts = counts
+        .iter()
+        .map(|(state, count)| format!("{count} {state}"));
     counts.collect::<Vec<_>>().join(", ")
 }
 

@@ -21,7 +21,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use super::{BY_MACHINE, Config};
+use super::{BY_MACHINE, Config, ConfigError};
 
 const MIB: u64 = 1 << 20;
 
@@ -162,7 +162,7 @@ impl Config {
     }
 
     /// Whether the machine has the memory that it may take.
-    pub fn check_memory(&self, machine: &Machine) -> Result<(), ConfigError> {
+    pub fn check_machine(&self, machine: &Machine) -> Result<(), ConfigError> {
         let (wanted, there) = (self.node.memory_max_mib, machine.memory);
         // Zero: it is not known.
         if there == 0 || wanted <= there {
@@ -299,9 +299,12 @@ mod tests {
             processors: 4,
         };
         let config = Config::parse("memory_max_mib = 2000\n", Path::new("test.toml")).unwrap();
-        config.check_memory(&machine(2000)).unwrap();
-        config.check_memory(&machine(0)).unwrap();
-        let error = config.check_memory(&machine(1999)).unwrap_err().to_string();
+        config.check_machine(&machine(2000)).unwrap();
+        config.check_machine(&machine(0)).unwrap();
+        let error = config
+            .check_machine(&machine(1999))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("`memory_max_mib` is 2000"), "{error}");
         assert!(error.contains("has 1999 MiB"), "{error}");
     }

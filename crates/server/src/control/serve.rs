@@ -239,7 +239,7 @@ pub fn run(config: Option<&Path>, data: &Path) -> Result<(), ServeError> {
         tracing::info!("{chosen}");
     }
     config.check()?;
-    config.check_memory(&machine)?;
+    config.check_machine(&machine)?;
     tracing::info!("shards = {}", config.node.shards.count());
     let events = Events::open(dir.layout().root()).map_err(|source| ServeError::System {
         what: "the thread that writes events",

@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! 1. Between the two shards the volume is one that is being opened, and opening it fails as at any time: it is tried again
-//!    if that may help, and its clients reconnect.
+//!    if that may help, and its clients reconnect. Only while somebody has its log do they wait for some seconds: the node
+//!    itself may just have given that log space, and lets go as soon as the device answers.
 //! 2. Its memory stays reserved meanwhile: it is neither reserved again beside that, nor given to another volume.
 //! 3. Whoever waits for it, on whatever shard, is told in any case where it is.
 //! 4. Where somebody has put a volume is recorded, and it is opened there as long as there is such a shard.
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use hdcs_api::{ApiError, ErrorKind, Volume};
 use hdcs_backend::memory::VolumeMemory;
 use hdcs_core::base::io::Nanos;
+use hdcs_core::node::opening::Failure;
 use hdcs_frontend::{OpeningId, VolumeNumber};
 use tokio::sync::oneshot;
 
@@ -36,6 +38,9 @@ use crate::shard::command::{Command, VolumeReport};
 /// How long the requests of clients may take before a volume moves.
 const PATIENCE: Nanos = Nanos::from_millis(10_000);
 
+/// How long a volume that moves waits for whoever has its log: together with the time for its requests, and that of one
+/// opening, no longer than clients who ask for it wait.
+const IN_USE_PATIENCE: Duration = Duration::from_secs(8);
 /// How long a move may take before it is a problem.
 const TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the last report of a volume is kept after its move: longer than any report takes.
@@ -177,6 +182,14 @@ pub(super) struct Destination {
     pub continues: Option<OpeningId>,
     /// What is reserved for it, which comes from there as well.
     pub memory: Option<Arc<VolumeMemory>>,
+}
+
+impl Destination {
+    /// Whether a volume that comes from another shard, and whose opening has failed like this after so long, is opened
+    /// again while its clients wait.
+    pub fn is_waited_for(&self, failure: Failure, age: Duration) -> bool {
+        self.continues.is_some() && failure == Failure::InUse && age < IN_USE_PATIENCE
+    }
 }
 
 /// The shards of a node that has so many.
@@ -351,6 +364,20 @@ mod tests {
             said.starts_with("it has been moving to shard 2 for 1"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn moving_volume_whose_log_is_in_use_waits_some_seconds_for_it() {
+        let moves = Destination {
+            continues: Some(OpeningId::default()),
+            ..Destination::default()
+        };
+        let soon = IN_USE_PATIENCE / 2;
+        assert!(moves.is_waited_for(Failure::InUse, soon));
+        assert!(!moves.is_waited_for(Failure::InUse, IN_USE_PATIENCE));
+        assert!(!moves.is_waited_for(Failure::LogLost, soon));
+        // Nobody waits for one that is opened at a start, and others have the time.
+        assert!(!Destination::default().is_waited_for(Failure::InUse, soon));
     }
 
     #[test]

@@ -20,7 +20,9 @@
 //! 3. A volume that gives up its log gets a new number with the new log, in one durable step: what
 //!    the read cache holds under the old number, some of it of data that is lost now, is never found
 //!    again. Before that step the volume is as lost as before, after it as new as its backend.
-//! 4. An opening whose thread hangs is given up only for a volume that is to go. Whatever that thread
+//! 4. A volume that a start is to open is opened, or found not to open, whatever else is done to it when its turn comes.
+//!    Until that turn nothing of it counts as hanging.
+//! 5. An opening whose thread hangs is given up only for a volume that is to go. Whatever that thread
 //!    brings later is closed; it changes neither records nor volumes any more ([`Gate`]).
 
 use std::cmp::Reverse;
@@ -49,7 +51,7 @@ use super::home::make_home;
 use super::moving::{Destination, Moving};
 use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
-use super::volumes::Busy;
+use super::volumes::{Busy, Volumes};
 use super::{
     COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed, invalid, lock, moving,
 };
@@ -74,10 +76,10 @@ const VOLUMES_SAID_MIN: usize = 20;
 /// Why a volume is not open.
 #[derive(Clone, Debug)]
 pub(super) enum NotOpen {
-    /// It is being opened.
+    /// A start opens it.
     Opening {
-        /// Since then.
-        since: Instant,
+        /// When that began; none before its turn.
+        since: Option<Instant>,
     },
     /// It is between two shards.
     Moving(Moving),
@@ -174,7 +176,10 @@ impl NotOpen {
     /// For how long it has been opening, if that is longer than it should take.
     pub fn hangs_for(&self) -> Option<Duration> {
         match self {
-            Self::Opening { since } => Some(since.elapsed()).filter(|age| *age >= HANG_TIME_LOCAL),
+            // Before its turn nothing of it was asked, and nothing is late.
+            Self::Opening { since } => since
+                .map(|since| since.elapsed())
+                .filter(|age| *age >= HANG_TIME_LOCAL),
             Self::Moving(moving) => moving.hangs_for(),
             _ => None,
         }
@@ -298,7 +303,18 @@ impl Node {
             hang_time: hang_time(&entry.backend_url(self.setup.layout())),
         };
         lock(&self.openings).insert(entry.name.to_string(), opening);
-        let result = self.ask_to_open(entry, volumes, destination).await;
+        self.volumes.note_begun(entry.name.as_str(), opening.since);
+        let mut result = self.ask_to_open(entry, volumes, destination.clone()).await;
+        while let Err(failure) = &result
+            && destination.is_waited_for(failure.kind, opening.since.elapsed())
+        {
+            tracing::info!(
+                "volume {}: its opening on another shard is tried again while its clients wait: {failure}",
+                entry.name
+            );
+            tokio::time::sleep(WATCH_PERIOD).await;
+            result = self.ask_to_open(entry, volumes, destination.clone()).await;
+        }
         lock(&self.openings).remove(entry.name.as_str());
         let mut entry = entry.clone();
         let not_open = match &result {
@@ -410,7 +426,7 @@ impl Node {
 
     /// Open a volume that is in the catalogue, unless something else is being done to it.
     async fn open_by_itself(self: Arc<Self>, name: String) {
-        let Ok(_busy) = self.volumes.begin(&name, "opened") else {
+        let Some(_busy) = begin_by_itself(&self.volumes, &name).await else {
             return;
         };
         let Ok(slot) = self.volumes.slot(&name) else {
@@ -468,8 +484,8 @@ impl Node {
                              freely until there is a shard {shard} again"
                         );
                     }
-                    let since = Instant::now();
-                    self.volumes.put(*entry, Some(NotOpen::Opening { since }));
+                    self.volumes
+                        .put(*entry, Some(NotOpen::Opening { since: None }));
                     names.push(name);
                 }
             }
@@ -674,6 +690,20 @@ impl Node {
     }
 }
 
+/// Begin to open a volume, unless something else is being done to it. If a start is to open it, the end of that is waited
+/// for: nothing would try again.
+async fn begin_by_itself<'a>(volumes: &'a Volumes, name: &str) -> Option<Busy<'a>> {
+    loop {
+        if let Ok(busy) = volumes.begin(name, "opened") {
+            return Some(busy);
+        }
+        if !matches!(volumes.not_open(name), Some(NotOpen::Opening { .. })) {
+            return None;
+        }
+        tokio::time::sleep(WATCH_PERIOD).await;
+    }
+}
+
 /// Whether a start is to open a volume and has not begun to: nobody can say of it yet that it cannot be opened.
 fn waits_for_its_turn(node: &Node, name: &str) -> bool {
     let slot = node.volumes.slot(name);
@@ -844,34 +874,4 @@ fn make_way(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn make_way_moves_its_own_file_aside_and_never_makes_one_below_dev() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
-        let make_way = |path: &Path, own| make_way(path, own, Uuid::nil(), true);
-        assert_eq!(make_way(&path, true).unwrap(), None);
-        fs::write(&path, "precious").unwrap();
-        assert_eq!(make_way(&path, false).unwrap(), None);
-        assert!(path.exists(), "a file of somebody else's stays");
-        let aside = make_way(&path, true).unwrap().unwrap();
-        assert!(!path.exists());
-        assert_eq!(fs::read_to_string(aside).unwrap(), "precious");
-        let error = make_way(Path::new("/dev/hdcs-no-such-device"), true).unwrap_err();
-        assert!(error.message.contains("--log-path"), "{error}");
-    }
-
-    #[test]
-    fn lost_home_whose_device_is_gone_is_told_as_that() {
-        let home = Path::new("/dev/hdcs-no-such-device");
-        let said = refuse_foreign_home(home, Uuid::nil()).unwrap_err().message;
-        assert!(said.contains("its local store cannot be made"), "{said}");
-        assert!(
-            said.contains("connect it") && said.contains("hdcs volume open"),
-            "{said}"
-        );
-        assert!(!said.contains("log"), "{said}");
-    }
-}
+mod tests;

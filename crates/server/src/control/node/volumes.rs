@@ -227,6 +227,15 @@ impl Volumes {
         self.explain(name, Some(why));
     }
 
+    /// Note that the opening of a volume has begun, if a start is to open it. Clients are told the same as before.
+    pub fn note_begun(&self, name: &str, at: Instant) {
+        if let Some(slot) = lock(&self.slots).get_mut(name)
+            && let Some(NotOpen::Opening { since }) = &mut slot.not_open
+        {
+            *since = Some(at);
+        }
+    }
+
     /// Note a volume whose entry is damaged.
     pub fn put_damaged(&self, name: String, why: String) {
         self.explain(&name, Some(why.clone()));
