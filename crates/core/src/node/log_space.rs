@@ -103,8 +103,8 @@ pub fn next_act(space: Space, logs: &[LogView]) -> Option<Act> {
     let reserve = reserve(space.total);
     let wanting = logs.iter().enumerate().filter(|(_, log)| log.wants_more());
     // The fullest one first.
-    let fullest =
-        wanting.max_by_key(|(_, log)| u128::from(log.used) * 1_000_000 / u128::from(log.prepared));
+    let fullest = wanting
+        .max_by_key(|(_, log)| u128::from(log.used) * 1_000_000 / u128::from(log.prepared.max(1)));
     let usable = space.free.saturating_sub(2 * reserve);
     if let Some((index, log)) = fullest {
         let piece = PIECE_BYTES.min(log.all - log.prepared).min(usable);
@@ -171,6 +171,9 @@ mod tests {
         assert_eq!(next_act(space(1024, 84), &logs), Some(prepare(1, 84)));
         assert_eq!(next_act(space(1024, 67), &logs), None);
         assert_eq!(next_act(space(1024, 900), &[log(512, 16, 5)]), None);
+        // One that has nothing yet is the fullest.
+        let none = [log(512, 64, 60), log(512, 0, 1)];
+        assert_eq!(next_act(space(1024, 900), &none), Some(prepare(1, 32)));
         // The end of a log may be anywhere.
         let mut short = log(512, 510, 400);
         short.all -= 4096;

@@ -51,17 +51,17 @@ pub struct LogBytes {
 pub fn log_bytes(volume: &Volume) -> Option<LogBytes> {
     let log = volume.log.if_open()?;
     let prepared = region_bytes(log.prepared_blocks());
-    // One that has failed can use no more.
-    let has_failed = volume.log.has_failed();
+    // One that is not written any more can use no more, and has nothing to give: its device is left as it is.
+    let can_change = volume.log.takes_superblocks() && !volume.port.is_fenced();
     Some(LogBytes {
-        all: if has_failed {
-            prepared
-        } else {
+        all: if can_change {
             region_bytes(log.ring_blocks())
+        } else {
+            prepared
         },
         prepared,
         used: log.occupied_blocks() * BLOCK_BYTES as u64,
-        is_shared: log.superblocks().shares_space(),
+        is_shared: can_change && log.superblocks().shares_space(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! A log of which only a part is prepared: it lies in that part, whatever becomes of it, and is found again.
 
-use hdcs_core::base::error::OpenError;
-use hdcs_core::base::io::{Nanos, SectorRange};
+use hdcs_core::base::error::{IoError, OpenError};
+use hdcs_core::base::io::{Completion, Done, Nanos, RequestId, SectorRange, Token};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, LOG_BYTES_MIN, REQUEST_BLOCKS_MAX, SPAN_DATA_BLOCKS_MAX,
 };
@@ -10,7 +10,7 @@ use hdcs_core::log::write_log::{PREPARED_BLOCKS_LEAST, region_bytes};
 use hdcs_core::volume::sharing::{
     GivenBack, give_log_back, log_bytes, set_log_prepared, share_log_space,
 };
-use hdcs_core::volume::{Event, Persist, Phase, VolumeConfig};
+use hdcs_core::volume::{Event, LogFailure, Persist, Phase, VolumeConfig};
 use hdcs_kit::volume::{World, config};
 
 use super::evidence::Bench;
@@ -354,6 +354,40 @@ fn sharing_world() -> World {
     }
     world.reopen();
     world
+}
+
+fn complete(world: &mut World, token: Token, result: Result<Done, IoError>) {
+    world.step(Event::Completed(Completion { token, result }));
+}
+
+#[test]
+fn log_that_is_given_up_or_whose_backend_has_another_owner_neither_grows_nor_gives() {
+    for is_fenced in [false, true] {
+        let mut world = sharing_world();
+        world.config.log_failure = LogFailure::PassThrough;
+        world.reopen();
+        give_log_back(&mut world.volume, LEAST);
+        world.write(0, &[1; BLOCK_BYTES]);
+        let before = log_bytes(&world.volume).unwrap();
+        assert!(before.is_shared && before.prepared < before.all);
+        world.backend_silent = Some(Vec::new());
+        if is_fenced {
+            world.step(Event::DestageAll);
+            let written = world.backend_silent.take().expect("it is held back");
+            complete(&mut world, written[0], Err(IoError::Fenced));
+        } else {
+            world.log_silent = Some(Vec::new());
+            let request = world.write_request(8, &[2; BLOCK_BYTES], false);
+            let id = RequestId(9);
+            world.step(Event::Request { id, request });
+            let written = world.log_silent.take().expect("it is held back");
+            complete(&mut world, written[0], Err(IoError::Failed));
+            assert!(world.volume.log_is_given_up());
+        }
+        let after = log_bytes(&world.volume).unwrap();
+        assert_eq!(after.prepared, before.prepared);
+        assert!(!after.is_shared && after.all == after.prepared, "{after:?}");
+    }
 }
 
 fn rest(world: &mut World, millis: u64) {
