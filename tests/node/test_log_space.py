@@ -3,6 +3,7 @@ comes back from those that are quiet."""
 
 import random
 import subprocess
+import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,9 +18,9 @@ VOLUME = 256 * MIB
 
 
 @contextmanager
-def small_ext4(tmp_path):
+def small_ext4(tmp_path, size=SYSTEM):
     with ExitStack() as stack:
-        device = attach(blank(tmp_path / "small.img", SYSTEM))
+        device = attach(blank(tmp_path / "small.img", size))
         stack.callback(run, "losetup", "--detach", device)
         run("mkfs.ext4", "-q", "-m", "0", device)
         yield mounted(stack, device, tmp_path / "small")
@@ -152,3 +153,36 @@ def test_log_of_a_given_size_keeps_its_space(tmp_path):
         assert size == prepared and taken(daemon, "v") >= 64 * MIB
         assert "up to" not in daemon.ok("volume", "show", "v")
         daemon.stop()
+
+
+@needs_root
+def test_burst_to_many_volumes_leaves_their_backends_the_space_that_it_needs(tmp_path):
+    """Everything is on one file system: what logs take, their sparse backends need there once more."""
+    with small_ext4(tmp_path, 1024 * MIB) as small:
+        memory = {"memory_max_mib": 1024, "volumes_memory_mib": 400, "cache_total_size_mib": 16}
+        daemon = Daemon(tmp_path, memory, data=small / "data")
+        daemon.config.pop("log_size_mib", None)
+        with daemon:
+            names = [f"v{number}" for number in range(16)]
+            written = dict.fromkeys(names, 0)
+            for name in names:
+                daemon.create(name, "--persist", "on-write", size="64M")
+
+            def write(name):
+                rng, client = random.Random(name), daemon.nbd(name)
+                for number in range(40):
+                    client.pwrite(rng.randbytes(MIB), number * MIB)
+                    written[name] += 1
+
+            for name in names:
+                threading.Thread(target=write, args=[name], daemon=True).start()
+            # Together with the least that each log keeps this is nearly all that there is.
+            daemon.until(lambda: all(count == 40 for count in written.values()))
+            for name in names:
+                daemon.ok("volume", "flush", name)
+            for name in names:
+                rng, client = random.Random(name), daemon.nbd(name)
+                for number in range(40):
+                    assert client.pread(MIB, number * MIB) == rng.randbytes(MIB), (name, number)
+                client.shutdown()
+            daemon.stop()

@@ -16,7 +16,9 @@
 //! Invariants:
 //! 1. What logs are given never brings free space below twice the reserve, and only below the reserve is anything given
 //!    back for its own sake: growth and giving back cannot follow from each other.
-//! 2. A log that has given back was quiet for [`QUIET`], and one that gets more is filled beyond [`FULL_PERCENT`].
+//! 2. Nor does a log grow into what backends on the file system may need: what is in a log has to get there, and a log
+//!    gives nothing back before it is empty.
+//! 3. A log that has given back was quiet for [`QUIET`], and one that gets more is filled beyond [`FULL_PERCENT`].
 //!
 //! It decides one step; whoever takes it looks anew before the next.
 
@@ -45,6 +47,8 @@ pub struct Space {
     pub total: u64,
     /// Bytes that may still be taken.
     pub free: u64,
+    /// Bytes that the backends of the logs' volumes may still take of them.
+    pub owed: u64,
 }
 
 /// A log on it, in bytes.
@@ -105,7 +109,8 @@ pub fn next_act(space: Space, logs: &[LogView]) -> Option<Act> {
     // The fullest one first.
     let fullest = wanting
         .max_by_key(|(_, log)| u128::from(log.used) * 1_000_000 / u128::from(log.prepared.max(1)));
-    let usable = space.free.saturating_sub(2 * reserve);
+    let kept = space.owed.saturating_add(2 * reserve);
+    let usable = space.free.saturating_sub(kept);
     if let Some((index, log)) = fullest {
         let piece = PIECE_BYTES.min(log.all - log.prepared).min(usable);
         let end = log.prepared + piece;
@@ -122,10 +127,15 @@ pub fn next_act(space: Space, logs: &[LogView]) -> Option<Act> {
             });
         }
     }
-    if fullest.is_none() && space.free >= reserve {
+    let giving = logs.iter().enumerate().filter(|(_, log)| log.can_give());
+    let given: u64 = giving
+        .clone()
+        .map(|(_, log)| log.prepared - LOG_BYTES_MIN)
+        .sum();
+    let would_help = fullest.is_some() && space.free + given >= kept.saturating_add(PIECE_BYTES_LEAST);
+    if space.free >= reserve && !would_help {
         return None;
     }
-    let giving = logs.iter().enumerate().filter(|(_, log)| log.can_give());
     let (index, _) = giving.max_by_key(|(_, log)| log.prepared)?;
     Some(Act::GiveBack {
         log: index,
@@ -155,6 +165,14 @@ mod tests {
         Space {
             total: total * MIB,
             free: free * MIB,
+            owed: 0,
+        }
+    }
+
+    fn owing(total: u64, free: u64, owed: u64) -> Space {
+        Space {
+            owed: owed * MIB,
+            ..space(total, free)
         }
     }
 
@@ -208,6 +226,25 @@ mod tests {
         assert_eq!(next_act(space(1024, 10), &fresh), None);
     }
 
+    #[test]
+    fn logs_leave_what_backends_may_need() {
+        let logs = [log(512, 16, 16), log(512, 70, 0)];
+        assert_eq!(
+            next_act(owing(1024, 500, 400), &logs),
+            Some(prepare(0, 48)),
+            "36 MiB are nobody's"
+        );
+        let back = Some(Act::GiveBack {
+            log: 1,
+            bytes: LOG_BYTES_MIN,
+        });
+        assert_eq!(next_act(owing(1024, 500, 430), &logs), back);
+        // That would help nobody.
+        assert_eq!(next_act(owing(1024, 500, 600), &logs), None);
+        assert_eq!(next_act(owing(1024, 500, u64::MAX >> 20), &logs), None);
+        assert_eq!(next_act(owing(1024, 31, 600), &logs), back);
+    }
+
     /// Whatever logs do, steps end: none is taken that a later one takes back while nothing else happens.
     #[test]
     fn steps_come_to_rest() {
@@ -227,10 +264,15 @@ mod tests {
                 })
                 .collect();
             let mut free = random.u64(..=total);
+            let owed = if random.bool() {
+                0
+            } else {
+                random.u64(..=total)
+            };
             let mut given_back = Vec::new();
             for step in 0.. {
                 assert!(step < 2000, "seed {seed}: it goes on for ever");
-                let Some(act) = next_act(space(total, free), &logs) else {
+                let Some(act) = next_act(owing(total, free, owed), &logs) else {
                     break;
                 };
                 match act {
@@ -239,7 +281,8 @@ mod tests {
                         let more = (bytes - logs[log].prepared) / MIB;
                         assert!(more > 0 && more <= PIECE_BYTES / MIB && bytes <= logs[log].all);
                         free -= more;
-                        assert!(free >= 2 * (total / 32).clamp(16, 4096), "seed {seed}");
+                        let reserve = (total / 32).clamp(16, 4096);
+                        assert!(free >= owed + 2 * reserve, "seed {seed}");
                         logs[log].prepared = bytes;
                     }
                     Act::GiveBack { log, bytes } => {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hdcs_backend::copying::Progress;
 use hdcs_backend::crypt::{Encryption, ObjectKey};
 use hdcs_backend::memory::{ObjectMemory, VolumeMemory};
+use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{Absent, BackendError, Prepared, SnapshotCommand};
 use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::error::IoError;
@@ -129,6 +130,14 @@ pub struct VolumeSpec {
 }
 
 impl VolumeSpec {
+    /// The local file, device or directory that takes space for what the volume's log holds, if there is one. A local
+    /// store has its own already.
+    pub fn destages_to(&self) -> Option<PathBuf> {
+        let url = BackendUrl::parse(&self.backend).ok()?;
+        let path = url.place.local_path()?;
+        self.home.is_none().then(|| path.to_owned())
+    }
+
     /// Open the volume's backend, if it is what the volume was made over. Blocks.
     pub fn open_backend(
         &self,

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -37,6 +38,8 @@ pub struct LogSpace {
     is_wanting: AtomicBool,
     /// Its file, and which file system that is on; none: its space is not to be changed.
     file: OnceLock<(Weak<File>, u64)>,
+    /// Where what it holds goes to, if that is a local file, device or directory.
+    backend: OnceLock<PathBuf>,
     /// Somebody waits for logs that fill up.
     wanted: Arc<Notify>,
 }
@@ -50,8 +53,11 @@ impl LogSpace {
         }
     }
 
-    /// Its log is open. Blocks.
-    pub fn opened(&self, log: &Device) {
+    /// Its log is open, and what it holds goes to this local file, device or directory, if to any. Blocks.
+    pub fn opened(&self, log: &Device, backend: Option<PathBuf>) {
+        if let Some(path) = backend {
+            let _ = self.backend.set(path);
+        }
         if let Some(file) = log.resizable()
             && let Ok(found) = file.metadata()
         {
@@ -63,6 +69,13 @@ impl LogSpace {
     /// The file system that it is on.
     pub fn file_system(&self) -> Option<u64> {
         self.file.get().map(|(_, system)| *system)
+    }
+
+    /// Bytes that its backend may still take of the log's file system: what a file there has no space for yet. Blocks.
+    pub fn owed_to_backend(&self) -> u64 {
+        let found = self.backend.get().and_then(|path| path.metadata().ok());
+        let here = found.filter(|found| found.is_file() && Some(found.dev()) == self.file_system());
+        here.map_or(0, |found| found.len().saturating_sub(found.blocks() * 512))
     }
 
     /// Its file, while it is open. Whoever has it keeps it locked.
@@ -81,14 +94,15 @@ impl LogSpace {
             used,
             is_shared,
         } = bytes;
-        self.all.store(all, Ordering::Relaxed);
         self.prepared.store(prepared, Ordering::Relaxed);
         self.used.store(used, Ordering::Relaxed);
         self.is_shared.store(is_shared, Ordering::Relaxed);
+        // Last, for it says that there are others.
+        self.all.store(all, Ordering::Release);
         if used > 0 && !self.was_used.load(Ordering::Relaxed) {
             self.was_used.store(true, Ordering::Relaxed);
         }
-        let wants = self.view(Nanos(0)).is_some_and(|view| view.wants_more());
+        let wants = self.wants_more();
         if wants != self.is_wanting.load(Ordering::Relaxed) {
             self.is_wanting.store(wants, Ordering::Relaxed);
             if wants {
@@ -97,10 +111,24 @@ impl LogSpace {
         }
     }
 
+    /// Whether the log fills up in what it knows of. If its file has more, it is told so.
+    fn wants_more(&self) -> bool {
+        let prepared = self.prepared.load(Ordering::Relaxed);
+        let view = self.view(Nanos(0));
+        view.is_some_and(|view| LogView { prepared, ..view }.wants_more())
+    }
+
+    /// How much is prepared of its file, if the log knows of less and can use it: it was told, and has not heard.
+    pub fn untold(&self) -> Option<u64> {
+        let all = self.all.load(Ordering::Acquire);
+        let prepared = self.prepared.load(Ordering::Relaxed);
+        Some(self.taken()).filter(|taken| prepared < *taken && prepared < all)
+    }
+
     /// What is to be decided by, if it has been empty for so long; `None` before it is open. All that its file may have
     /// counts as prepared, so that it is given back in the end.
     pub fn view(&self, quiet: Nanos) -> Option<LogView> {
-        let all = self.all.load(Ordering::Relaxed);
+        let all = self.all.load(Ordering::Acquire);
         let of_file = self.taken().max(self.owed.load(Ordering::Relaxed));
         (all > 0).then(|| LogView {
             all,
@@ -206,6 +234,45 @@ mod tests {
             96 * MIB,
             "what it does not know of is not prepared again"
         );
+    }
+
+    #[test]
+    fn log_that_has_not_heard_of_more_is_told_again_and_wants_more_by_what_it_knows() {
+        let space = space();
+        assert_eq!(space.untold(), None);
+        space.used.store(48 * MIB, Ordering::Relaxed);
+        space.take(160 * MIB, 0);
+        assert!(space.wants_more(), "it is full by what it knows of");
+        assert!(!space.view(Nanos(0)).unwrap().wants_more());
+        assert_eq!(space.untold(), Some(160 * MIB));
+        space.prepared.store(160 * MIB, Ordering::Relaxed);
+        assert!(!space.wants_more());
+        assert_eq!(space.untold(), None);
+        // One that has failed says that what it has is all.
+        space.take(192 * MIB, 0);
+        space.all.store(160 * MIB, Ordering::Relaxed);
+        assert_eq!(space.untold(), None);
+    }
+
+    #[test]
+    fn backend_is_owed_what_its_file_has_no_space_for_on_the_same_file_system() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data");
+        let file = File::create(&path).unwrap();
+        let system = file.metadata().unwrap().dev();
+        let owed = |path: &std::path::Path, system| {
+            let space = space();
+            let _ = space.file.set((Weak::new(), system));
+            let _ = space.backend.set(path.to_owned());
+            space.owed_to_backend()
+        };
+        file.set_len(4 * MIB).unwrap();
+        assert_eq!(owed(&path, system), 4 * MIB);
+        assert_eq!(owed(&path, system + 1), 0, "it lies elsewhere");
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, MIB).unwrap();
+        assert_eq!(owed(&path, system), 3 * MIB);
+        assert_eq!(owed(directory.path(), system), 0, "nobody can tell");
+        assert_eq!(space().owed_to_backend(), 0);
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub fn open_files(
             Step::Done => {
                 let backend = backend.expect("it is open");
                 let log = log.expect("it is open");
-                spec.space.opened(&log);
+                spec.space.opened(&log, spec.destages_to());
                 return Ok(Opened {
                     log_prepared_bytes: log.prepared_bytes(),
                     log,

@@ -178,14 +178,25 @@ impl LogSpaces {
 
 /// Take the next step for the logs of a file system. Returns whether there was one.
 async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
+    // One that has not heard of what it was given fills up in what it knows of.
+    let untold = |log: &'_ Log| Some((log.clone(), log.space.untold()?));
+    if let Some((log, bytes)) = logs.iter().find_map(untold) {
+        return Ok(log.tell_prepared(bytes, link).await);
+    }
     let Some(any) = logs.iter().find_map(|log| log.space.file()) else {
         return Ok(false);
     };
-    let found = blocking(move || rustix::fs::fstatvfs(&*any)).await?;
+    let spaces: Vec<_> = logs.iter().map(|log| Arc::clone(&log.space)).collect();
+    let (found, owed) = blocking(move || {
+        let owed = spaces.iter().map(|space| space.owed_to_backend()).sum::<u64>();
+        (rustix::fs::fstatvfs(&*any), owed)
+    })
+    .await?;
     let found = found.map_err(|error| format!("the file system of write logs: {error}"))?;
     let space = Space {
         total: found.f_blocks * found.f_frsize,
         free: found.f_bavail * found.f_frsize,
+        owed,
     };
     let views = logs.iter().filter_map(|log| log.space.view(log.quiet));
     let views: Vec<_> = views.collect();
@@ -199,9 +210,7 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
             };
             // What the log may use already is not zeroed.
             let from = log.space.usable();
-            if from >= bytes {
-                return Ok(log.tell_prepared(from, link).await);
-            }
+            debug_assert!(from < bytes, "what is decided by is no less");
             match blocking(move || space::prepare(&file, from, bytes)).await? {
                 Ok(()) => Ok(log.tell_prepared(bytes, link).await),
                 // The volume is being closed, or goes to another shard.
@@ -251,7 +260,7 @@ impl Log {
         });
         tracing::debug!("the write log of volume {} has {bytes} bytes", self.name);
         // A volume that was closed meanwhile finds it at its next opening; one whose shard is busy learns of it later.
-        let knows = told.await.is_ok();
+        let knows = told.await.is_ok() && self.space.untold().is_none();
         if !knows {
             self.space.leave_alone(FAILURE_PAUSE);
         }
