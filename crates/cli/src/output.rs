@@ -465,6 +465,7 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return json(&status);
     }
+    let by_state = by_state(&status);
     let mut table = table(&["FIELD", "VALUE"]);
     let mut row = |field: &str, value: String| {
         table.add_row([field.to_owned(), value]);
@@ -482,10 +483,7 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
             row(&format!("  shard {}", shard.number), shard_in_words(shard));
         }
     }
-    row(
-        "volumes",
-        format!("{} ({})", status.volumes, by_state(&status)),
-    );
+    row("volumes", format!("{} ({by_state})", status.volumes));
     if status.volumes_opening > 0 || status.start.is_some() {
         row(
             "  opening",

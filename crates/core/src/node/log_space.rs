@@ -132,7 +132,8 @@ pub fn next_act(space: Space, logs: &[LogView]) -> Option<Act> {
         .clone()
         .map(|(_, log)| log.prepared - LOG_BYTES_MIN)
         .sum();
-    let would_help = fullest.is_some() && space.free + given >= kept.saturating_add(PIECE_BYTES_LEAST);
+    let would_help =
+        fullest.is_some() && space.free + given >= kept.saturating_add(PIECE_BYTES_LEAST);
     if space.free >= reserve && !would_help {
         return None;
     }
@@ -238,7 +239,7 @@ mod tests {
             log: 1,
             bytes: LOG_BYTES_MIN,
         });
-        assert_eq!(next_act(owing(1024, 500, 430), &logs), back);
+        assert_eq!(next_act(owing(1024, 500, 434), &logs), back);
         // That would help nobody.
         assert_eq!(next_act(owing(1024, 500, 600), &logs), None);
         assert_eq!(next_act(owing(1024, 500, u64::MAX >> 20), &logs), None);

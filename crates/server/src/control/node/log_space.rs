@@ -188,7 +188,10 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
     };
     let spaces: Vec<_> = logs.iter().map(|log| Arc::clone(&log.space)).collect();
     let (found, owed) = blocking(move || {
-        let owed = spaces.iter().map(|space| space.owed_to_backend()).sum::<u64>();
+        let owed = spaces
+            .iter()
+            .map(|space| space.owed_to_backend())
+            .sum::<u64>();
         (rustix::fs::fstatvfs(&*any), owed)
     })
     .await?;

@@ -1,3 +1,5 @@
+//! Tests of [`super`]: what becomes of volumes that a start is to open.
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
