@@ -223,6 +223,8 @@ def test_import_that_is_interrupted_is_kept_if_that_was_said(daemon):
     importing.stdin.flush()
     daemon.until(lambda: "kept" in names(daemon))
     importing.send_signal(signal.SIGTERM)
+    # Its input ends only after that, or it might see that first.
+    importing.wait(COMMAND_SECONDS)
     interrupted(importing, "kept as far as it came")
     assert "kept" in names(daemon)
 
