@@ -875,4 +875,4 @@ fn remove_directory(layout: &Layout, path: &Path) -> Result<(), CatalogueError> 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn entry(name: &str, number: u32) -> Entry {
+pub(crate) fn entry(name: &str, number: u32) -> Entry {
     Entry {
         name: name.parse().unwrap(),
         number,

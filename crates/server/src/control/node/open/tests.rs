@@ -1,12 +1,12 @@
 //! Tests of [`super`]: what becomes of volumes that a start is to open.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use hdcs_backend::memory::Share;
 
 use super::*;
-use crate::catalogue::{LOG_FILE, LogPlace, PendingVolume};
+use crate::catalogue::PendingVolume;
+use crate::catalogue::tests::entry;
 use crate::config::Config;
 use crate::config::budget::Budget;
 use crate::control::link::DataPath;
@@ -61,26 +61,7 @@ impl DataPath for Asked {
 /// A node that has read a catalogue with a volume `v`, and is to open it.
 async fn recovered(root: &Path) -> (Arc<Node>, Arc<Asked>) {
     let dir = DataDir::open(root).unwrap();
-    let entry = Entry {
-        name: "v".parse().unwrap(),
-        number: 1,
-        uuid: Uuid::new_v4(),
-        bytes: 1 << 20,
-        log: LogPlace {
-            path: LOG_FILE.into(),
-            bytes: 16 << 20,
-            prepared: None,
-        },
-        backend: None,
-        backend_identity: None,
-        backend_is_new: false,
-        encryption: None,
-        home: None,
-        pins: Vec::new(),
-        shard: None,
-        settings: BTreeMap::new(),
-    };
-    PendingVolume::begin(dir.layout(), entry)
+    PendingVolume::begin(dir.layout(), entry("v", 1))
         .and_then(PendingVolume::commit)
         .unwrap();
     let config = Config::default();
