@@ -38,6 +38,15 @@ def recorded(daemon, name="v"):
     return json.loads((daemon.data / "volumes" / name / "dirty.json").read_text())["content"]
 
 
+def part_recorded(daemon):
+    """What is recorded of the dirty data once anything is. A look may fall into the middle of either write, and what
+    changes later is too little to be recorded again."""
+    daemon.until(lambda: recorded(daemon)["dirty_bytes"] > 0)
+    part = recorded(daemon)["dirty_bytes"]
+    assert part <= 2 * MIB
+    return part
+
+
 def with_dirty_megabyte(daemon, *arguments):
     """A volume `v` whose backend has `o` and whose log has a megabyte of `n` at its beginning."""
     daemon.create("v", *DIRTY, *arguments)
@@ -87,13 +96,13 @@ def test_lost_log_is_told_and_given_up_only_when_told_to(tmp_path):
 def test_lost_log_after_a_crash_is_bounded_by_its_size(tmp_path):
     with Daemon(tmp_path) as daemon:
         with_dirty_megabyte(daemon)
-        daemon.until(lambda: recorded(daemon)["dirty_bytes"] == MIB)
+        part = part_recorded(daemon)
         assert recorded(daemon)["in_use"] is True
         daemon.kill()
         daemon.log_of("v").unlink()
         daemon.start()
         why = reason(daemon)
-        assert f"held {MIB} dirty bytes when that was last recorded" in why, why
+        assert f"held {part} dirty bytes when that was last recorded" in why, why
         assert f"and {LOG_BYTES} at most" in why, why
         opened = daemon.json("volume", "open", "v", "--discard-dirty")
         assert opened["lost"]["dirty_bytes_max"] == LOG_BYTES
@@ -346,7 +355,7 @@ def test_opening_that_hangs_is_told_and_can_be_given_up(tmp_path):
             # Another volume in its place is not touched by what comes late.
             daemon.create("v", *DIRTY)
             daemon.write("v", b"2" * MIB)
-            daemon.until(lambda: recorded(daemon)["dirty_bytes"] == MIB)
+            part_recorded(daemon)
             record = recorded(daemon)
             for one in a, b:
                 one.process.send_signal(signal.SIGCONT)
@@ -450,7 +459,7 @@ def test_record_follows_the_log(tmp_path, destage):
     """It is exact after a stop, whatever the stop left, and says `in use` in between."""
     with Daemon(tmp_path, {"destage_on_stop": destage}) as daemon:
         with_dirty_megabyte(daemon)
-        daemon.until(lambda: recorded(daemon)["dirty_bytes"] == MIB)
+        part_recorded(daemon)
         until = recorded(daemon)["complete_until_ms"]
         assert 0 < until <= recorded(daemon)["recorded_ms"]
         daemon.stop()
