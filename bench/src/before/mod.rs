@@ -163,7 +163,7 @@ impl Scale {
             overrun,
         };
         match (store, options.quick) {
-            (Store::Ceph, false) => of_mib([4096, 512, 512, 2048, 512], 10),
+            (Store::Ceph, false) => of_mib([4096, 512, 512, 2048, 64], 10),
             (Store::Ceph, true) => of_mib([512, 64, 64, 512, 16], 3),
             // The small log is the default one, also because its size decides how many requests a GiB takes.
             (_, false) => of_mib([1024, 32, 512, 1024, 512], 2),

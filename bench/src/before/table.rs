@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::peers::Peer;
 use super::requests::{Requests, for_each_gib};
-use super::{Findings, Profile, Sample, profiles};
+use super::{Findings, Profile, Sample, Store, profiles};
 use crate::bars::{Bar, list, median, ratio_within};
 
 /// The rate that is asked for, less what fio's own pacing leaves out.
@@ -44,18 +44,22 @@ impl Findings {
         let direct = |profile| self.ratio(profile, peer, Peer::Direct, iops);
         let device = |value: fn(&Sample) -> f64| self.ratio("paced", peer, Peer::Device, value);
         let named = |what: &str| format!("{how}, {what}");
+        let (burst, sustained) = match self.store {
+            Store::Ceph => ((15.0, 30.0), (1.3, Some(2.0))),
+            Store::S3 | Store::Hdfs => ((12.0, 20.0), (1.0, None)),
+        };
         vec![
             Bar::at_least(
                 named("randwrite QD32, log takes the burst / direct, IOPS"),
                 direct("burst"),
-                12.0,
-                Some(20.0),
+                burst.0,
+                Some(burst.1),
             ),
             Bar::at_least(
                 named("randwrite QD32, log overrun / direct, IOPS"),
                 direct("sustained"),
-                1.0,
-                None,
+                sustained.0,
+                sustained.1,
             ),
             Bar::at_least(
                 named("zipf 1.2 QD32, log overrun / direct, IOPS"),
@@ -100,11 +104,15 @@ impl Findings {
         let iops = |s: &Sample| s.outcome.iops;
         let mut bars = self.write_bars(Peer::Hdcs, "on-write");
         bars.extend(self.write_bars(Peer::OnFlush, "on-flush"));
+        let cached = match self.store {
+            Store::Ceph => (15.0, 25.0),
+            Store::S3 | Store::Hdfs => (5.0, 7.0),
+        };
         bars.push(Bar::at_least(
             "randread QD32, cached / direct, IOPS",
             self.ratio("randread", Peer::Hdcs, Peer::Direct, iops),
-            5.0,
-            Some(7.0),
+            cached.0,
+            Some(cached.1),
         ));
         bars.push(Bar::at_least(
             "randread QD32, cached / node over a file, IOPS",
