@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean bench-page bench-hits bench-policies bench-encryption bench-qos bench-scale bench-volumes bench-storage crash-fua stress-volumes
+.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean model bench-page bench-hits bench-policies bench-encryption bench-qos bench-scale bench-volumes bench-storage crash-fua stress-volumes
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -124,6 +124,13 @@ crash-fua: setup build ## lose the node and its log in mid-load: the backend hon
 
 sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=seconds, SEED=n replays one, WORLD=objects)
 	cargo run --profile checked --package hdcs-sim -- $(if $(WORLD),--world $(WORLD)) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000)) $(if $(TIME),--time $(TIME))
+
+# Each takes minutes, and up to 8 GiB.
+model: ## every interleaving of a replicated log's machines, more of it than in `make test` (SCOPE='--spans 2 --crashes 1 …')
+	cargo build --profile checked --package hdcs-model
+	set -e; for scope in $(if $(SCOPE),"$(SCOPE)","--ack all --spans 1 --slow 0" "--spans 1" "--crashes 0 --spans 2" "--crashes 0 --takings 2 --spans 1 --slow ," \
+		"--members 2 --spans 2 --slow ," "--crashes 0 --spans 1 --slow , --losses 1 --suspicions 1" "--spans 1 --slow , --tails 1 --suspicions 1"); do \
+		echo "hdcs-model $$scope"; target/checked/hdcs-model $$scope; done
 
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`
 	testing/fuzz/run.sh $(or $(TIME),300)

@@ -17,4 +17,5 @@ pub mod local;
 pub mod log;
 pub mod node;
 pub mod objects;
+pub mod replication;
 pub mod volume;

@@ -98,6 +98,10 @@ pub const SPAN_CONTROL_BLOCKS: usize = 1;
 /// Spans being written at once at most: enough to keep a device busy with large writes.
 pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 
+/// Blocks that a joiner's copy may lack of what is committed when it is read back and joins (4 MiB): commits wait for
+/// the rest, some milliseconds.
+pub const JOIN_LAG_BLOCKS_MAX: u64 = 1024;
+
 /// Work of one kind in one step of a volume, in looks at runs, entries, parts of items or blocks: some ten
 /// microseconds, for which clients wait.
 pub const STEP_WORK_MAX: usize = 512;

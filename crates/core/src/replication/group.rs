@@ -1,0 +1,716 @@
+//! The primary's side of replication: what is committed, what each member is sent, who leaves and who joins.
+//!
+//! ```text
+//!                  ┌─────────────── leave, join: the record says so ──────────────┐
+//!                  ▼                                                              │
+//!  begin ──► serves ──a member missed its deadline, a joiner is whole──► changes ─┤ commits satisfy both records
+//!                  │        (it asks once all that is committed is so           ▲ │
+//!                  │         by the new record too)                             └─┘ outcome unknown: the record is looked at
+//!                  ▼
+//!               fenced: a member has promised a higher epoch, or the record is another one's
+//! ```
+//!
+//! | link of a member | sent | goes to |
+//! |---|---|---|
+//! | Away | – | Attaching: connected |
+//! | Attaching | Attach | InStep: it has what it said, all of it ours; else it leaves |
+//! | InStep | spans, tails | Away: disconnected |
+//!
+//! A joiner's is in [`super::resync`].
+//!
+//! Invariants:
+//! 1. `committed` is on the media of [`copies_to_commit`](super::record::Config::copies_to_commit) members, this one
+//!    among them; while a change of the record is wanted or its outcome is not known, of both records' members.
+//! 2. A change of the record is asked for only when all that is committed is so by the new record too. Without this,
+//!    a majority of three that commits with one of two, and loses that one, would leave the other one to promise alone.
+//! 3. A tail is retired when it is durable on as many members; a takeover needs one of them.
+//! 4. A member counts for commits until the record without it is written, and a joiner counts from before the record
+//!    with it is.
+//! 5. Once fenced, nothing is committed any more.
+
+use alloc::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use super::message::{Change, Message};
+use super::record::{Config, GroupRecord, Nodes, Phase, Seat};
+use super::resync::{self, Step};
+use super::{Member, Point, Spans};
+use crate::base::limits::JOIN_LAG_BLOCKS_MAX;
+
+/// How a member or joiner is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Link {
+    Away,
+    Attaching { is_sent: bool },
+    InStep,
+    Joining(Step),
+}
+
+/// What is known of another one's copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Progress {
+    link: Link,
+    /// Where what it was sent ends.
+    sent: u64,
+    /// The tail that it was told.
+    told: u64,
+    durable: u64,
+    tail: u64,
+    /// Of a joiner: under which revision of the record it is brought up.
+    joined: u64,
+}
+
+impl Progress {
+    const UNKNOWN: Self = Self {
+        link: Link::Away,
+        sent: 0,
+        told: 0,
+        durable: 0,
+        tail: 0,
+        joined: 0,
+    };
+}
+
+/// A change of the record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Pending {
+    kind: Kind,
+    to: GroupRecord,
+    is_asked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Leave(Member),
+    Join(Member),
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Group {
+    me: Member,
+    record: GroupRecord,
+    pending: Option<Pending>,
+    others: BTreeMap<Member, Progress>,
+    /// What superblocks shall say.
+    change: Change,
+    /// Of this node's own copy.
+    durable: u64,
+    tail: u64,
+    committed: u64,
+    retired: u64,
+    is_fenced: bool,
+}
+
+impl Group {
+    /// Begin to serve under `record`. This node's log ends at `head` and begins where `change` says, both durably at all
+    /// members.
+    pub fn new(me: Member, record: GroupRecord, head: Point, change: Change) -> Self {
+        assert_eq!(record.primary(), Some(me));
+        let (durable, tail) = (head.position, change.tail.position);
+        let levelled = Progress {
+            durable,
+            tail,
+            ..Progress::UNKNOWN
+        };
+        let members = record.config.members.iter().filter(|member| *member != me);
+        let mut others: BTreeMap<_, _> = members.map(|member| (member, levelled)).collect();
+        for joiner in &record.joiners {
+            others.insert(*joiner, Progress::UNKNOWN);
+        }
+        Self {
+            me,
+            record,
+            pending: None,
+            others,
+            change,
+            durable,
+            tail,
+            committed: durable,
+            retired: tail,
+            is_fenced: false,
+        }
+    }
+
+    /// The record under which it serves, as far as is known.
+    pub fn record(&self) -> &GroupRecord {
+        &self.record
+    }
+
+    /// The epoch in which it acts.
+    pub fn epoch(&self) -> u64 {
+        self.record.epoch
+    }
+
+    /// The opening that writes its spans.
+    pub fn incarnation(&self) -> u64 {
+        self.change.incarnation
+    }
+
+    /// Everything before this position may be acknowledged, shown and destaged.
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// The tail behind which the next generation may begin: those who may take the group know it.
+    pub fn retired(&self) -> u64 {
+        self.retired
+    }
+
+    /// The tail that superblocks shall name.
+    pub fn change(&self) -> Change {
+        self.change
+    }
+
+    /// Whether somebody else has taken the group, or is about to.
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced
+    }
+
+    /// Somebody else has taken the group, or is about to.
+    pub fn fence(&mut self) {
+        self.is_fenced = true;
+    }
+
+    /// A link to a node is there.
+    pub fn connected(&mut self, to: Member) {
+        // One that is perhaps a member already is treated as one: it must not be cut.
+        let is_joined = (self.pending.as_ref())
+            .is_some_and(|pending| pending.kind == Kind::Join(to) && pending.is_asked);
+        let is_member = self.record.config.members.contains(to) || is_joined;
+        if let Some(other) = self.others.get_mut(&to) {
+            other.link = if is_member {
+                Link::Attaching { is_sent: false }
+            } else {
+                Link::Joining(Step::FIRST)
+            };
+        }
+    }
+
+    /// It is no more.
+    pub fn disconnected(&mut self, from: Member) {
+        if let Some(other) = self.others.get_mut(&from) {
+            other.link = Link::Away;
+        }
+        // Before it is asked for, nobody relies on it.
+        (self.pending).take_if(|pending| pending.kind == Kind::Join(from) && !pending.is_asked);
+        self.advance();
+    }
+
+    /// What is durable of this node's own copy.
+    pub fn own_durable(&mut self, durable: u64) {
+        self.durable = durable;
+        self.advance();
+    }
+
+    /// The tail that this node's own superblock names.
+    pub fn own_tail(&mut self, tail: u64) {
+        self.tail = tail;
+        self.advance();
+    }
+
+    /// Everything before `tail`, which is committed, is in the backend and need not be replayed: have superblocks say
+    /// so. Only once the last one is retired.
+    pub fn set_tail(&mut self, tail: Point) {
+        assert!(tail.position <= self.committed && self.retired == self.change.tail.position);
+        self.change.tail = tail;
+    }
+
+    /// Take a message of another node, which answers what was sent in this epoch.
+    pub fn receive(&mut self, from: Member, message: &Message, log: &impl Spans) {
+        let Some(other) = self.others.get_mut(&from) else {
+            return;
+        };
+        match (message, other.link) {
+            (Message::Fenced { promised }, _) if *promised > self.record.epoch => self.fence(),
+            (Message::Attached(copy), Link::Attaching { is_sent: true }) => {
+                let next = log.span_after(copy.head.position);
+                let follows = next.is_none_or(|next| next.start == copy.head);
+                let joined = self.record.config.members.joined(from);
+                let is_ours = copy.promised == self.record.epoch
+                    && copy.joined == joined.unwrap_or(other.joined)
+                    && copy.is_whole
+                    && copy.head.position >= other.durable
+                    && follows
+                    && log.has(copy.head);
+                if is_ours {
+                    other.link = Link::InStep;
+                    other.sent = copy.head.position;
+                    other.durable = copy.head.position;
+                    other.tail = copy.tail.position;
+                    other.told = other.tail;
+                } else {
+                    other.link = Link::Away;
+                    self.suspect(from);
+                }
+            }
+            (Message::Ack { durable }, Link::InStep) => {
+                other.durable = other.durable.max(*durable).min(other.sent);
+            }
+            (Message::Named { tail, .. }, Link::InStep) => {
+                other.tail = other.tail.max(*tail);
+            }
+            (_, Link::Joining(step)) => self.receive_of_joiner(from, step, message, log),
+            // It answers something that it was not asked on this link.
+            _ => {}
+        }
+        self.advance();
+    }
+
+    fn receive_of_joiner(&mut self, from: Member, step: Step, message: &Message, log: &impl Spans) {
+        let (change, revision) = (self.change, self.record.revision);
+        let Some(other) = self.others.get_mut(&from) else {
+            return;
+        };
+        let next = match (message, step) {
+            (Message::Joining { points }, Step::Asks { is_sent: true } | Step::Verifies { .. }) => {
+                other.joined = revision;
+                Step::Cuts {
+                    cut: resync::cut(points, log, change, revision),
+                    is_sent: false,
+                }
+            }
+            (Message::HasCut { at }, Step::Cuts { cut, is_sent: true }) if *at == cut.at => {
+                other.sent = at.position;
+                other.durable = at.position;
+                other.tail = cut.change.tail.position;
+                other.told = other.tail;
+                Step::Streams
+            }
+            (Message::Ack { durable }, step) if step.takes_spans() => {
+                other.durable = other.durable.max(*durable).min(other.sent);
+                step
+            }
+            (Message::Named { tail, .. }, step) if step.takes_spans() => {
+                other.tail = other.tail.max(*tail);
+                step
+            }
+            (Message::Verified { up_to: read }, Step::Verifies { up_to }) if *read == up_to => {
+                Step::Whole
+            }
+            _ => step,
+        };
+        other.link = Link::Joining(next);
+    }
+
+    /// Go on with what depends on what others have.
+    fn advance(&mut self) {
+        if self.is_fenced {
+            return;
+        }
+        let mut committed = self.committed_by(&self.record.config);
+        let mut retired = self.retired_by(&self.record.config);
+        if let Some(pending) = &self.pending {
+            committed = committed.min(self.committed_by(&pending.to.config));
+            retired = retired.min(self.retired_by(&pending.to.config));
+        }
+        self.committed = self.committed.max(committed);
+        self.retired = self.retired.max(retired);
+        self.bring_up();
+    }
+
+    /// What so many members have, this one among them, of which each has `of`.
+    fn had_by(&self, config: &Config, own: u64, of: impl Fn(&Progress) -> u64) -> u64 {
+        let others = config.members.iter().filter(|member| *member != self.me);
+        let mut all: SmallVec<[u64; 8]> = others
+            .map(|member| self.others.get(&member).map_or(0, &of))
+            .collect();
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        match config.copies_to_commit().checked_sub(2) {
+            None => own,
+            Some(last) => own.min(all[last]),
+        }
+    }
+
+    fn committed_by(&self, config: &Config) -> u64 {
+        self.had_by(config, self.durable, |other| other.durable)
+    }
+
+    fn retired_by(&self, config: &Config) -> u64 {
+        self.had_by(config, self.tail, |other| other.tail)
+    }
+
+    /// Have a joiner that is whole join, if nothing else is to change.
+    fn bring_up(&mut self) {
+        let mut others = self.others.iter();
+        let whole = others.find(|(_, other)| other.link == Link::Joining(Step::Whole));
+        if let (Some((member, _)), None) = (whole, &self.pending) {
+            self.want(Kind::Join(*member));
+        }
+    }
+
+    /// A member missed a deadline: it is to leave. Not this node itself.
+    pub fn suspect(&mut self, member: Member) {
+        let is_member = self.record.config.members.contains(member);
+        if self.pending.is_none() && is_member && member != self.me && !self.is_fenced {
+            self.want(Kind::Leave(member));
+            self.advance();
+        }
+    }
+
+    fn want(&mut self, kind: Kind) {
+        let to = match kind {
+            Kind::Leave(member) => self.record.leave(member),
+            Kind::Join(member) => {
+                let joined = self.others.get(&member).map_or(0, |other| other.joined);
+                self.record.join(Seat { member, joined })
+            }
+        };
+        self.pending = Some(Pending {
+            kind,
+            to,
+            is_asked: false,
+        });
+    }
+
+    /// The record that is to take the place of [`Self::record`], when it may be asked for. Asking twice does no harm.
+    pub fn next_record(&mut self) -> Option<GroupRecord> {
+        if self.is_fenced {
+            return None;
+        }
+        let pending = self.pending.as_ref()?;
+        let is_covered = self.committed_by(&pending.to.config) >= self.committed
+            && self.retired_by(&pending.to.config) >= self.retired;
+        let pending = self.pending.as_mut()?;
+        if !is_covered || pending.is_asked {
+            return None;
+        }
+        pending.is_asked = true;
+        Some(pending.to.clone())
+    }
+
+    /// It is not known how asking for it ended, and the record that is there is still [`Self::record`]: it may be asked
+    /// for again.
+    pub fn ask_again(&mut self) {
+        if let Some(pending) = &mut self.pending {
+            pending.is_asked = false;
+        }
+    }
+
+    /// The store has this record.
+    pub fn seen(&mut self, record: &GroupRecord) {
+        if self.is_fenced || record.revision <= self.record.revision {
+            return;
+        }
+        let is_mine = record.phase == Phase::Serving { primary: self.me };
+        if record.epoch != self.record.epoch || !is_mine {
+            self.fence();
+            return;
+        }
+        let pending = self.pending.take();
+        self.record = record.clone();
+        if let Some(pending) = pending
+            && pending.to.config != record.config
+        {
+            // The manager named other joiners meanwhile: what was asked for cannot come about any more.
+            self.want(pending.kind);
+        }
+        self.follow_record();
+        self.advance();
+    }
+
+    /// Forget who is neither member nor joiner any more, and have others play the part that the record gives them.
+    fn follow_record(&mut self) {
+        let (members, joiners) = (&self.record.config.members, &self.record.joiners);
+        let all: Nodes = members.iter().chain(joiners.iter().copied()).collect();
+        self.others.retain(|member, _| all.contains(member));
+        for member in all.iter().copied().filter(|member| *member != self.me) {
+            let other = self.others.entry(member).or_insert(Progress::UNKNOWN);
+            other.link = match (other.link, members.contains(member)) {
+                (Link::Joining(Step::Whole), true) => Link::InStep,
+                (Link::Attaching { .. } | Link::InStep, false) => Link::Joining(Step::FIRST),
+                (Link::Joining(_), true) => Link::Attaching { is_sent: false },
+                (link, _) => link,
+            };
+        }
+        if let Some(Pending {
+            kind: Kind::Join(member) | Kind::Leave(member),
+            ..
+        }) = self.pending
+            && !all.contains(&member)
+        {
+            self.pending = None;
+        }
+    }
+
+    /// The next message to send to somebody, of a log that holds `log`.
+    pub fn next_message(&mut self, log: &impl Spans) -> Option<(Member, Message)> {
+        if self.is_fenced {
+            return None;
+        }
+        let (change, committed) = (self.change, self.committed);
+        let mut all = self.others.iter_mut();
+        all.find_map(|(member, other)| {
+            let message = other.next_message(log, change, committed)?;
+            Some((*member, message))
+        })
+    }
+
+    /// Assert what must always hold.
+    pub fn check_invariants(&self) {
+        assert!(self.committed <= self.durable);
+        assert!(self.retired <= self.tail && self.tail <= self.change.tail.position);
+        assert!(self.change.tail.position <= self.committed);
+        assert!(!self.others.contains_key(&self.me));
+        for other in self.others.values() {
+            assert!(other.link != Link::InStep || other.durable <= other.sent);
+        }
+    }
+}
+
+impl Progress {
+    /// The next message to it.
+    fn next_message(
+        &mut self,
+        log: &impl Spans,
+        change: Change,
+        committed: u64,
+    ) -> Option<Message> {
+        match &mut self.link {
+            Link::Away => None,
+            Link::Attaching { is_sent } => {
+                (!core::mem::replace(is_sent, true)).then_some(Message::Attach)
+            }
+            Link::Joining(Step::Asks { is_sent }) => {
+                (!core::mem::replace(is_sent, true)).then_some(Message::Join)
+            }
+            Link::Joining(Step::Cuts { cut, is_sent }) => {
+                (!core::mem::replace(is_sent, true)).then_some(Message::JoinAt(*cut))
+            }
+            Link::Joining(step) if !follows(log, self.sent) => {
+                // What it needs next has gone: a point further on is agreed upon.
+                *step = Step::Asks { is_sent: true };
+                Some(Message::Join)
+            }
+            Link::Joining(step @ Step::Streams)
+                if self.durable + JOIN_LAG_BLOCKS_MAX >= committed
+                    && let Some(up_to) = point_at(log, self.durable, change.tail) =>
+            {
+                *step = Step::Verifies { up_to };
+                Some(Message::Verify { up_to })
+            }
+            Link::InStep | Link::Joining(_) => {
+                if self.told < change.tail.position && change.tail.position <= self.sent {
+                    self.told = change.tail.position;
+                    return Some(Message::Superblock(change));
+                }
+                self.next_span(log)
+            }
+        }
+    }
+
+    fn next_span(&mut self, log: &impl Spans) -> Option<Message> {
+        let next = log.span_after(self.sent)?;
+        if next.start.position != self.sent {
+            // It has gone: the member misses its deadline.
+            return None;
+        }
+        self.sent = next.end.position;
+        Some(Message::Append(next))
+    }
+}
+
+/// Whether the log still has what comes behind this position, or nothing comes there.
+fn follows(log: &impl Spans, position: u64) -> bool {
+    (log.span_after(position)).is_none_or(|next| next.start.position == position)
+}
+
+/// What a log that begins at `tail` says at the end of one of its spans.
+fn point_at(log: &impl Spans, position: u64, tail: Point) -> Option<Point> {
+    if position == tail.position {
+        return Some(tail);
+    }
+    let span = log.span_after(position.checked_sub(1)?)?;
+    (span.end.position == position).then_some(span.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SpanId;
+    use super::super::message::Copy;
+    use super::super::record::AckLevel;
+    use super::super::replica::{Replica, Superblock};
+    use super::*;
+
+    const EPOCH: u64 = 1;
+
+    /// The primary of three, with a log of so many spans of a block each.
+    fn group(ack: AckLevel) -> (Group, Replica) {
+        let config = Config {
+            members: (0..3)
+                .map(Member)
+                .map(|member| Seat { member, joined: 1 })
+                .collect(),
+            replicas: 3,
+            ack,
+        };
+        let record = GroupRecord::first(Member(0), config, Nodes::new());
+        let change = Change {
+            tail: Point::default(),
+            incarnation: 1,
+        };
+        let group = Group::new(Member(0), record, Point::default(), change);
+        (group, Replica::new(Superblock::new(true), []))
+    }
+
+    fn append(log: &mut Replica) {
+        let start = log.head();
+        let end = Point {
+            position: start.position + 1,
+            chain: start.position + 100,
+        };
+        log.append(
+            EPOCH,
+            SpanId {
+                start,
+                end,
+                incarnation: 1,
+                evidence: 0,
+            },
+        );
+        let span = log.next_write().unwrap();
+        log.written(span.end.position);
+    }
+
+    fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
+        core::iter::from_fn(|| group.next_message(log)).collect()
+    }
+
+    fn attach(group: &mut Group, log: &Replica, member: u16) {
+        group.connected(Member(member));
+        messages(group, log);
+        let copy = Copy {
+            promised: EPOCH,
+            head: Point::default(),
+            tail: Point::default(),
+            incarnation: 1,
+            joined: 1,
+            is_whole: true,
+        };
+        group.receive(Member(member), &Message::Attached(copy), log);
+    }
+
+    #[test]
+    fn commit_waits_for_as_many_as_the_level_wants() {
+        for (ack, committed) in [
+            (AckLevel::One, [1, 1, 1]),
+            (AckLevel::Majority, [0, 1, 1]),
+            (AckLevel::All, [0, 0, 1]),
+        ] {
+            let (mut group, mut log) = group(ack);
+            attach(&mut group, &log, 1);
+            attach(&mut group, &log, 2);
+            append(&mut log);
+            assert_eq!(messages(&mut group, &log).len(), 2);
+            group.own_durable(1);
+            assert_eq!(group.committed(), committed[0], "{ack:?}");
+            for member in [1, 2] {
+                group.receive(Member(member), &Message::Ack { durable: 1 }, &log);
+                assert_eq!(group.committed(), committed[usize::from(member)], "{ack:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn acknowledgement_of_what_was_not_sent_does_not_count() {
+        let (mut group, mut log) = group(AckLevel::All);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        append(&mut log);
+        group.own_durable(1);
+        for member in [1, 2] {
+            group.receive(Member(member), &Message::Ack { durable: 9 }, &log);
+        }
+        assert_eq!(group.committed(), 0);
+        group.check_invariants();
+    }
+
+    #[test]
+    fn leave_waits_until_others_have_what_was_committed() {
+        let (mut group, mut log) = group(AckLevel::Majority);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        append(&mut log);
+        messages(&mut group, &log);
+        group.own_durable(1);
+        group.receive(Member(1), &Message::Ack { durable: 1 }, &log);
+        assert_eq!(group.committed(), 1);
+        // Two of the three have it; without the first one, one of the two that are left.
+        group.suspect(Member(1));
+        assert_eq!(group.next_record(), None);
+        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
+        let record = group.next_record().unwrap();
+        assert!(!record.config.members.contains(Member(1)));
+        assert_eq!(group.next_record(), None, "it is asked for once");
+        group.seen(&record);
+        assert_eq!(group.record(), &record);
+    }
+
+    #[test]
+    fn commits_wait_for_members_before_and_after_a_change() {
+        let (mut group, mut log) = group(AckLevel::All);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        group.suspect(Member(1));
+        let record = group.next_record().unwrap();
+        append(&mut log);
+        messages(&mut group, &log);
+        group.own_durable(1);
+        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
+        assert_eq!(
+            group.committed(),
+            0,
+            "the record may still name the first one"
+        );
+        group.seen(&record);
+        assert_eq!(group.committed(), 1);
+    }
+
+    #[test]
+    fn primary_is_fenced_by_a_promise_or_a_record() {
+        let (mut first, log) = group(AckLevel::All);
+        first.receive(Member(1), &Message::Fenced { promised: 2 }, &log);
+        assert!(first.is_fenced());
+        let (mut second, _) = group(AckLevel::All);
+        let taking = second.record().taking(Member(2));
+        second.seen(&taking);
+        assert!(second.is_fenced() && second.next_record().is_none());
+    }
+
+    #[test]
+    fn member_whose_copy_somebody_else_brought_up_is_to_leave() {
+        let (mut group, log) = group(AckLevel::Majority);
+        attach(&mut group, &log, 2);
+        group.connected(Member(1));
+        messages(&mut group, &log);
+        let copy = Copy {
+            promised: EPOCH,
+            head: Point::default(),
+            tail: Point::default(),
+            incarnation: 1,
+            joined: 5,
+            is_whole: true,
+        };
+        group.receive(Member(1), &Message::Attached(copy), &log);
+        let record = group.next_record().unwrap();
+        assert!(!record.config.members.contains(Member(1)));
+    }
+
+    #[test]
+    fn member_that_has_less_than_it_had_said_is_to_leave() {
+        let (mut group, mut log) = group(AckLevel::Majority);
+        attach(&mut group, &log, 1);
+        append(&mut log);
+        messages(&mut group, &log);
+        group.own_durable(1);
+        group.receive(Member(1), &Message::Ack { durable: 1 }, &log);
+        attach(&mut group, &log, 2);
+        messages(&mut group, &log);
+        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
+        group.disconnected(Member(1));
+        attach(&mut group, &log, 1);
+        let record = group.next_record().unwrap();
+        assert!(!record.config.members.contains(Member(1)));
+    }
+}

@@ -1,0 +1,118 @@
+//! What the nodes of a group tell one another about a log. The data of spans goes with [`Message::Append`] and
+//! [`Message::LogData`]; the machines do not see it.
+//!
+//! Every message names the epoch in which its sender acts. A member takes nothing of an epoch below the one that it has
+//! promised.
+
+use alloc::vec::Vec;
+
+use super::{Point, SpanId};
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// Primary to member, first on a link: I serve in this epoch; what do you have?
+    Attach,
+    /// The answer.
+    Attached(Copy),
+    /// Primary or candidate to member: the next span.
+    Append(SpanId),
+    /// What the member's medium has.
+    Ack {
+        /// Everything before it is durable.
+        durable: u64,
+    },
+    /// Primary or candidate to member: have a superblock say this.
+    Superblock(Change),
+    /// It says so, durably: what it names the tail, and the incarnation.
+    Named {
+        /// Position of the tail.
+        tail: u64,
+        /// The opening that it knows.
+        incarnation: u64,
+    },
+    /// The member has promised this epoch, which is higher than the sender's.
+    Fenced {
+        /// The epoch.
+        promised: u64,
+    },
+    /// Candidate to member: take nothing of a lower epoch any more.
+    Promise {
+        /// The floor of the record: who lacks it has lost something.
+        floor: Point,
+    },
+    /// The promise is durable, and nothing is on its way to the medium.
+    Promised(Copy),
+    /// Candidate to member: what do you have after this point?
+    ReadLog {
+        /// The end of what the candidate has.
+        after: Point,
+    },
+    /// A span of that.
+    LogData(SpanId),
+    /// Primary to joiner: what do you have?
+    Join,
+    /// Where the joiner's spans end, oldest first, from its tail on.
+    Joining {
+        /// See above.
+        points: Vec<Point>,
+    },
+    /// Primary to joiner: forget what you have beyond the cut.
+    JoinAt(Cut),
+    /// It has, durably.
+    HasCut {
+        /// Where it ends now.
+        at: Point,
+    },
+    /// Primary to joiner: read back what you have, up to here.
+    Verify {
+        /// Where that ends.
+        up_to: Point,
+    },
+    /// It was read back and is whole.
+    Verified {
+        /// Up to here.
+        up_to: Point,
+    },
+}
+
+/// What a member says of its copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Copy {
+    /// The highest epoch that it has promised.
+    pub promised: u64,
+    /// Where it ends: everything before is durable.
+    pub head: Point,
+    /// Where it begins.
+    pub tail: Point,
+    /// The highest opening that it knows of.
+    pub incarnation: u64,
+    /// When it was brought up; see [`Cut::joined`].
+    pub joined: u64,
+    /// Whether it may be a source: it is whole, and has the floor if it was asked for one.
+    pub is_whole: bool,
+}
+
+/// What a superblock shall say. Neither goes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Change {
+    /// Where the log begins.
+    pub tail: Point,
+    /// The opening that writes the next spans.
+    pub incarnation: u64,
+}
+
+/// From where on a joiner takes the log of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// What it keeps ends here; it lies at or behind the tail.
+    pub at: Point,
+    /// Spans of older openings from there on are void: they were truncated. It is the opening of the first span that
+    /// others have there, or of the next one.
+    pub void_before: u64,
+    /// Revision of the record under which it is brought up. The record that makes it a member repeats it, and it counts
+    /// only while its superblock says the same.
+    pub joined: u64,
+    /// The tail and the incarnation of others.
+    pub change: Change,
+}

@@ -1,0 +1,765 @@
+//! One member's copy of a log: what it takes, when that may go to the medium, and what it promises.
+//!
+//! ```text
+//!            Append, of the promised epoch, where the copy ends
+//!               ┌────────┐
+//!               ▼        │
+//!  ┌────────► takes ─────┘◄───────────────── superblock durable: Promised, HasCut, Verified ───┐
+//!  │            │ Promise of a higher epoch, JoinAt                                            │
+//!  │            ▼                                                                              │
+//!  │         settles ──nothing is on its way to the medium──► superblock being written ────────┘
+//!  │            │ a higher promise takes the place of a lower one
+//!  └─restart────┘
+//! ```
+//!
+//! | message | taken if | answer |
+//! |---|---|---|
+//! | Attach | not of a lower epoch | Attached |
+//! | Append | of the promised epoch, where the copy ends | Ack once it is durable |
+//! | Superblock | of the promised epoch | Named once it is durable |
+//! | Promise | of a higher epoch, or of the one that was promised | Promised once it is durable |
+//! | ReadLog | of the promised epoch | LogData, if there is more |
+//! | Join | not of a lower epoch | Joining |
+//! | JoinAt | not of a lower epoch | HasCut once it is durable |
+//! | Verify | of the promised epoch | Verified once it was read back and that is durable |
+//!
+//! What is of a lower epoch is answered with Fenced; what fits in no other way is dropped.
+//!
+//! Invariants:
+//! 1. A promise is durable before it is told, and nothing that was taken before is on its way to the medium then: where
+//!    the copy ends does not change any more behind the back of whoever was told.
+//! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
+//!    its incarnation. A replay takes either for rot.
+//! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
+//!    its way to the medium any more.
+//! 4. A copy that is being brought up says so durably (`is_whole`) from its cut on until it was read back.
+//! 5. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
+//!    others takes their tail.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use super::message::{Change, Copy, Cut, Message};
+use super::{Member, Point, SpanId, Spans};
+
+/// What a member's superblock says for replication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Superblock {
+    /// The highest epoch that was promised.
+    pub promised: u64,
+    /// The highest opening whose spans it takes.
+    pub incarnation: u64,
+    /// Where the log begins.
+    pub tail: Point,
+    /// From this position on, spans of openings before `void_before` are void.
+    pub cut_position: u64,
+    /// See `cut_position`.
+    pub void_before: u64,
+    /// Under which revision of the record it was brought up.
+    pub joined: u64,
+    /// Whether the copy may be a source.
+    pub is_whole: bool,
+}
+
+impl Superblock {
+    /// That of a new and empty log: of a member of the first record, or of a node that has nothing yet.
+    pub fn new(is_whole: bool) -> Self {
+        Self {
+            promised: u64::from(is_whole),
+            incarnation: u64::from(is_whole),
+            tail: Point::default(),
+            cut_position: 0,
+            void_before: 0,
+            joined: u64::from(is_whole),
+            is_whole,
+        }
+    }
+
+    /// Whether a span that lies there counts.
+    pub fn counts(&self, span: &SpanId) -> bool {
+        span.start.position < self.cut_position || span.incarnation >= self.void_before
+    }
+}
+
+/// Who waits for what, and in which epoch it asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Asked<T> {
+    by: Member,
+    epoch: u64,
+    what: T,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Verify {
+    up_to: Point,
+    state: Reading,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Reading {
+    Waits,
+    Reads,
+    Good,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Held {
+    span: SpanId,
+    is_submitted: bool,
+    is_written: bool,
+}
+
+/// A message that is to be sent: to whom, the epoch of what it answers, and the message.
+pub type Outgoing = (Member, u64, Message);
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Replica {
+    /// The one that is durable.
+    superblock: Superblock,
+    writing: Option<Superblock>,
+    /// What the next one shall say.
+    wanted: Superblock,
+    /// From the tail on.
+    spans: VecDeque<Held>,
+    head: Point,
+    durable: Point,
+    /// Who gets to know what is durable.
+    leader: Option<Asked<()>>,
+    promise: Option<Asked<Point>>,
+    change: Option<Asked<Change>>,
+    cut: Option<Asked<Cut>>,
+    verify: Option<Asked<Verify>>,
+    /// Something is being read back, for `verify` or for somebody who does not ask any more.
+    is_reading: bool,
+    outgoing: VecDeque<Outgoing>,
+}
+
+impl Spans for Replica {
+    fn span_after(&self, position: u64) -> Option<SpanId> {
+        let mut spans = self.spans.iter().map(|held| held.span);
+        spans.find(|span| span.end.position > position)
+    }
+
+    fn has(&self, point: Point) -> bool {
+        point == self.superblock.tail
+            || point.position < self.superblock.tail.position
+            || self.spans.iter().any(|held| held.span.end == point)
+    }
+}
+
+impl Replica {
+    /// The copy as a replay found it.
+    pub fn new(superblock: Superblock, spans: impl IntoIterator<Item = SpanId>) -> Self {
+        let held = |span| Held {
+            span,
+            is_submitted: true,
+            is_written: true,
+        };
+        let spans: VecDeque<Held> = spans.into_iter().map(held).collect();
+        let head = spans.back().map_or(superblock.tail, |last| last.span.end);
+        Self {
+            superblock,
+            writing: None,
+            wanted: superblock,
+            spans,
+            head,
+            durable: head,
+            leader: None,
+            promise: None,
+            change: None,
+            cut: None,
+            verify: None,
+            is_reading: false,
+            outgoing: VecDeque::new(),
+        }
+    }
+
+    /// The superblock that is durable.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Where what was taken ends.
+    pub fn head(&self) -> Point {
+        self.head
+    }
+
+    /// Where what is durable ends.
+    pub fn durable(&self) -> Point {
+        self.durable
+    }
+
+    /// The highest epoch that was promised, or is about to be.
+    pub fn promised(&self) -> u64 {
+        let promise = self.promise.map_or(0, |promise| promise.epoch);
+        let cut = self.cut.map_or(0, |cut| cut.epoch);
+        self.superblock.promised.max(promise).max(cut)
+    }
+
+    /// What it says of itself, to whoever asked for a floor.
+    fn copy(&self, floor: Point) -> Copy {
+        Copy {
+            promised: self.superblock.promised,
+            head: self.durable,
+            tail: self.superblock.tail,
+            incarnation: self.superblock.incarnation,
+            joined: self.superblock.joined,
+            is_whole: self.superblock.is_whole && self.has(floor),
+        }
+    }
+
+    /// Whether it takes what is appended in this epoch.
+    fn takes(&self, epoch: u64) -> bool {
+        epoch == self.superblock.promised && self.promised() == epoch && self.cut.is_none()
+    }
+
+    /// Take a message that came from `from`, which acts in `epoch`.
+    pub fn receive(&mut self, from: Member, epoch: u64, message: &Message) {
+        if epoch < self.promised() {
+            let promised = self.promised();
+            self.send(from, epoch, Message::Fenced { promised });
+            return;
+        }
+        let by = |what| Asked {
+            by: from,
+            epoch,
+            what,
+        };
+        match message {
+            Message::Attach => {
+                self.leader = Some(by(()));
+                let copy = self.copy(Point::default());
+                self.send(from, epoch, Message::Attached(copy));
+            }
+            Message::Append(span) => self.append(epoch, *span),
+            Message::Superblock(change) if self.takes(epoch) => {
+                self.change = Some(Asked {
+                    by: from,
+                    epoch,
+                    what: *change,
+                });
+            }
+            Message::Promise { floor } => {
+                self.leader = Some(by(()));
+                self.promise = Some(Asked {
+                    by: from,
+                    epoch,
+                    what: *floor,
+                });
+                self.change = None;
+                self.verify = None;
+                // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
+                self.cut.take_if(|cut| cut.epoch < epoch);
+            }
+            Message::ReadLog { after } if self.takes(epoch) => {
+                let next = self.span_after(after.position);
+                let next = next.filter(|next| next.end.position <= self.durable.position);
+                if let Some(next) = next.filter(|next| next.start == *after) {
+                    self.send(from, epoch, Message::LogData(next));
+                }
+            }
+            Message::Join => {
+                let ends = self.spans.iter().filter(|held| held.is_written);
+                let points = [self.superblock.tail]
+                    .into_iter()
+                    .chain(ends.map(|held| held.span.end));
+                let points: Vec<Point> = points
+                    .filter(|point| point.position <= self.durable.position)
+                    .collect();
+                self.send(from, epoch, Message::Joining { points });
+            }
+            Message::JoinAt(cut) => {
+                self.leader = Some(by(()));
+                self.promise = None;
+                self.change = None;
+                self.verify = None;
+                self.cut = Some(Asked {
+                    by: from,
+                    epoch,
+                    what: *cut,
+                });
+            }
+            Message::Verify { up_to } if self.takes(epoch) => {
+                self.verify = Some(Asked {
+                    by: from,
+                    epoch,
+                    what: Verify {
+                        up_to: *up_to,
+                        state: Reading::Waits,
+                    },
+                });
+            }
+            // Of another epoch than was promised, or an answer to something that it did not ask.
+            _ => {}
+        }
+        self.settle();
+    }
+
+    /// Take a span in this epoch, from whoever may write in it.
+    pub fn append(&mut self, epoch: u64, span: SpanId) {
+        if !self.takes(epoch) || span.start != self.head {
+            return;
+        }
+        self.spans.push_back(Held {
+            span,
+            is_submitted: false,
+            is_written: false,
+        });
+        self.head = span.end;
+    }
+
+    /// Have the next superblock say this, as if the primary had asked for it.
+    pub fn change_own(&mut self, me: Member, epoch: u64, change: Change) {
+        self.receive(me, epoch, &Message::Superblock(change));
+    }
+
+    /// Promise an epoch that this node takes the group in, as if a candidate had asked for it.
+    pub fn promise_own(&mut self, me: Member, epoch: u64, floor: Point) {
+        self.receive(me, epoch, &Message::Promise { floor });
+    }
+
+    /// The next span to write. Any number may be under way.
+    pub fn next_write(&mut self) -> Option<SpanId> {
+        let (durable, incarnation) = (self.durable.position, self.superblock.incarnation);
+        let next = self.spans.iter_mut().find(|held| !held.is_submitted)?;
+        if next.span.evidence > durable || next.span.incarnation > incarnation {
+            return None;
+        }
+        next.is_submitted = true;
+        Some(next.span)
+    }
+
+    /// The span that ends at this position is on the medium.
+    pub fn written(&mut self, end: u64) {
+        if let Some(held) = (self.spans.iter_mut()).find(|held| held.span.end.position == end) {
+            held.is_written = true;
+        }
+        let before = self.durable;
+        let durable = self.spans.iter().take_while(|held| held.is_written).last();
+        self.durable = durable.map_or(self.durable, |last| last.span.end);
+        if self.durable != before {
+            self.acknowledge();
+        }
+        self.settle();
+    }
+
+    fn acknowledge(&mut self) {
+        if let Some(leader) = self.leader {
+            let durable = self.durable.position;
+            self.send(leader.by, leader.epoch, Message::Ack { durable });
+        }
+    }
+
+    /// The next superblock to write, while none is being written.
+    pub fn next_superblock(&mut self) -> Option<Superblock> {
+        if self.writing.is_some() || self.wanted == self.superblock {
+            return None;
+        }
+        self.writing = Some(self.wanted);
+        self.writing
+    }
+
+    /// The superblock that was being written is durable.
+    pub fn superblock_written(&mut self) {
+        self.superblock = self.writing.take().expect("one was being written");
+        let tail = self.superblock.tail.position;
+        while (self.spans.front()).is_some_and(|held| held.span.end.position <= tail) {
+            self.spans.pop_front();
+        }
+        self.settle();
+    }
+
+    /// What is to be read back and compared with its checksums, up to there.
+    pub fn next_verify(&mut self) -> Option<Point> {
+        if self.is_reading {
+            return None;
+        }
+        let durable = self.durable.position;
+        let verify = self.verify.as_mut()?;
+        let up_to = verify.what.up_to;
+        if verify.what.state != Reading::Waits || up_to.position > durable {
+            return None;
+        }
+        verify.what.state = Reading::Reads;
+        self.is_reading = true;
+        Some(up_to)
+    }
+
+    /// It was read back; `is_good` if everything was as it should be.
+    pub fn verified(&mut self, is_good: bool) {
+        self.is_reading = false;
+        let Some(verify) = self.verify.as_mut() else {
+            return;
+        };
+        if verify.what.state != Reading::Reads {
+            return;
+        }
+        if is_good {
+            verify.what.state = Reading::Good;
+        } else {
+            // All of it anew.
+            let (by, epoch) = (verify.by, verify.epoch);
+            self.verify = None;
+            let points = Vec::new();
+            self.send(by, epoch, Message::Joining { points });
+        }
+        self.settle();
+    }
+
+    /// The next message to send.
+    pub fn next_message(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
+    }
+
+    /// The link to a node broke: what it asked for is not answered.
+    pub fn disconnected(&mut self, from: Member) {
+        self.outgoing.retain(|(to, ..)| *to != from);
+        self.leader.take_if(|asked| asked.by == from);
+        self.change.take_if(|asked| asked.by == from);
+        self.verify.take_if(|asked| asked.by == from);
+    }
+
+    fn send(&mut self, to: Member, epoch: u64, message: Message) {
+        if let Message::Ack { .. } = message {
+            // One says what those before it said.
+            (self.outgoing)
+                .retain(|(other, _, last)| *other != to || !matches!(last, Message::Ack { .. }));
+        }
+        self.outgoing.push_back((to, epoch, message));
+    }
+
+    /// Whether something of it is on its way to the medium.
+    fn is_busy(&self) -> bool {
+        let mut spans = self.spans.iter();
+        spans.any(|held| held.is_submitted && !held.is_written)
+    }
+
+    /// Go on with what waited.
+    fn settle(&mut self) {
+        self.settle_promise();
+        self.settle_cut();
+        self.settle_change();
+        self.settle_verify();
+    }
+
+    fn is_settled(&self) -> bool {
+        self.writing.is_none() && self.wanted == self.superblock
+    }
+
+    fn settle_change(&mut self) {
+        let Some(asked) = self.change else { return };
+        let Change { tail, incarnation } = asked.what;
+        if tail.position > self.durable.position {
+            // What lies before a tail is not waited for any more.
+            return;
+        }
+        self.wanted.incarnation = self.wanted.incarnation.max(incarnation);
+        if tail.position > self.wanted.tail.position && self.has(tail) {
+            self.wanted.tail = tail;
+        }
+        if self.is_settled() {
+            self.change = None;
+            let named = Message::Named {
+                tail: self.superblock.tail.position,
+                incarnation: self.superblock.incarnation,
+            };
+            self.send(asked.by, asked.epoch, named);
+        }
+    }
+
+    fn settle_verify(&mut self) {
+        let Some(asked) = self.verify else { return };
+        if asked.what.state != Reading::Good {
+            return;
+        }
+        self.wanted.is_whole = true;
+        if self.is_settled() {
+            self.verify = None;
+            let up_to = asked.what.up_to;
+            self.send(asked.by, asked.epoch, Message::Verified { up_to });
+        }
+    }
+
+    fn settle_promise(&mut self) {
+        let Some(asked) = self.promise else { return };
+        if asked.epoch > self.superblock.promised {
+            // What was taken and not submitted was acknowledged by nobody here.
+            self.drop_unsubmitted();
+            if !self.is_busy() {
+                self.wanted.promised = self.wanted.promised.max(asked.epoch);
+            }
+        } else if self.writing.is_none() && !self.is_busy() {
+            self.promise = None;
+            let copy = self.copy(asked.what);
+            self.send(asked.by, asked.epoch, Message::Promised(copy));
+        }
+    }
+
+    fn settle_cut(&mut self) {
+        let Some(asked) = self.cut else { return };
+        self.drop_unsubmitted();
+        if self.is_busy() || self.writing.is_some() {
+            return;
+        }
+        let cut = asked.what;
+        if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
+            self.cut = None;
+            self.send(asked.by, asked.epoch, Message::HasCut { at: cut.at });
+            return;
+        }
+        let keeps = self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
+        if keeps {
+            while (self.spans.back())
+                .is_some_and(|held| held.span.start.position >= cut.at.position)
+            {
+                self.spans.pop_back();
+            }
+        } else {
+            self.spans.clear();
+        }
+        self.head = cut.at;
+        self.durable = cut.at;
+        let tail = self.superblock.tail;
+        self.wanted = Superblock {
+            promised: asked.epoch,
+            incarnation: (self.superblock.incarnation).max(cut.change.incarnation),
+            tail: if keeps && tail.position > cut.change.tail.position {
+                tail
+            } else {
+                cut.change.tail
+            },
+            cut_position: cut.at.position,
+            void_before: cut.void_before,
+            joined: cut.joined,
+            is_whole: false,
+        };
+    }
+
+    /// Whether the durable superblock and the spans say that it was cut there.
+    fn is_cut(&self, cut: &Cut) -> bool {
+        let last = &self.superblock;
+        (last.cut_position, last.void_before) == (cut.at.position, cut.void_before)
+            && !last.is_whole
+            && self.durable == cut.at
+            && last.joined == cut.joined
+            && last.incarnation >= cut.change.incarnation
+            && last.tail.position >= cut.change.tail.position
+    }
+
+    fn drop_unsubmitted(&mut self) {
+        while (self.spans.back()).is_some_and(|held| !held.is_submitted) {
+            self.spans.pop_back();
+        }
+        let end = self.spans.back().map_or(self.durable, |last| last.span.end);
+        self.head = end;
+    }
+
+    /// Assert what must always hold.
+    pub fn check_invariants(&self) {
+        assert!(self.superblock.promised <= self.wanted.promised);
+        assert!(self.superblock.incarnation <= self.wanted.incarnation);
+        assert!(self.durable.position <= self.head.position);
+        let mut at = None;
+        for held in &self.spans {
+            let span = &held.span;
+            assert!(
+                at.is_none_or(|at| at == span.start),
+                "spans follow one another"
+            );
+            assert!(span.end.position > span.start.position);
+            at = Some(span.end);
+        }
+        assert_eq!(self.head, at.unwrap_or(self.head));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRIMARY: Member = Member(0);
+    const CANDIDATE: Member = Member(2);
+
+    fn point(position: u64) -> Point {
+        Point {
+            position,
+            chain: position * 10,
+        }
+    }
+
+    fn span(start: u64, evidence: u64) -> SpanId {
+        SpanId {
+            start: point(start),
+            end: point(start + 1),
+            incarnation: 1,
+            evidence,
+        }
+    }
+
+    fn member() -> Replica {
+        let mut replica = Replica::new(Superblock::new(true), []);
+        replica.receive(PRIMARY, 1, &Message::Attach);
+        assert!(matches!(
+            replica.next_message(),
+            Some((PRIMARY, 1, Message::Attached(_)))
+        ));
+        replica
+    }
+
+    fn write_superblock(replica: &mut Replica) -> Superblock {
+        let superblock = replica.next_superblock().unwrap();
+        assert_eq!(
+            replica.next_message(),
+            None,
+            "it is told once it is durable"
+        );
+        replica.superblock_written();
+        replica.check_invariants();
+        superblock
+    }
+
+    fn promise(floor: Point) -> Message {
+        Message::Promise { floor }
+    }
+
+    #[test]
+    fn span_is_acknowledged_in_order_once_durable() {
+        let mut replica = member();
+        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
+        replica.receive(PRIMARY, 1, &Message::Append(span(1, 0)));
+        // One that does not follow is not taken.
+        replica.receive(PRIMARY, 1, &Message::Append(span(7, 0)));
+        assert_eq!(replica.next_write(), Some(span(0, 0)));
+        assert_eq!(replica.next_write(), Some(span(1, 0)));
+        assert_eq!(replica.next_write(), None);
+        replica.written(2);
+        assert_eq!(replica.next_message(), None);
+        replica.written(1);
+        let ack = Message::Ack { durable: 2 };
+        assert_eq!(replica.next_message(), Some((PRIMARY, 1, ack)));
+    }
+
+    #[test]
+    fn span_waits_until_its_evidence_is_durable_here() {
+        let mut replica = member();
+        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
+        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
+        assert_eq!(replica.next_write(), Some(span(0, 0)));
+        assert_eq!(replica.next_write(), None);
+        replica.written(1);
+        assert_eq!(replica.next_write(), Some(span(1, 1)));
+    }
+
+    #[test]
+    fn promise_waits_for_what_is_on_its_way_and_for_the_medium() {
+        let mut replica = member();
+        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
+        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
+        replica.next_write().unwrap();
+        replica.receive(CANDIDATE, 2, &promise(point(0)));
+        assert_eq!(replica.next_superblock(), None, "a span is on its way");
+        replica.receive(PRIMARY, 1, &Message::Append(span(2, 0)));
+        let fenced = Message::Fenced { promised: 2 };
+        assert_eq!(replica.next_message(), Some((PRIMARY, 1, fenced)));
+        replica.written(1);
+        while replica.next_message().is_some() {}
+        assert_eq!(write_superblock(&mut replica).promised, 2);
+        let Some((CANDIDATE, 2, Message::Promised(copy))) = replica.next_message() else {
+            panic!("it is told");
+        };
+        // What was taken and not written is gone.
+        assert_eq!((copy.head, replica.head()), (point(1), point(1)));
+        assert!(copy.is_whole);
+    }
+
+    #[test]
+    fn promise_of_a_copy_without_the_floor_is_not_whole() {
+        let mut replica = member();
+        replica.receive(CANDIDATE, 2, &promise(point(3)));
+        write_superblock(&mut replica);
+        let Some((_, _, Message::Promised(copy))) = replica.next_message() else {
+            panic!("it is told");
+        };
+        assert!(!copy.is_whole);
+    }
+
+    #[test]
+    fn cut_and_verification_are_durable_before_they_are_told() {
+        let mut replica = Replica::new(Superblock::new(true), [span(0, 0), span(1, 0), span(2, 0)]);
+        let cut = Cut {
+            at: point(1),
+            void_before: 4,
+            joined: 8,
+            change: Change {
+                tail: point(0),
+                incarnation: 6,
+            },
+        };
+        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
+        let written = write_superblock(&mut replica);
+        assert_eq!((written.promised, written.incarnation), (3, 6));
+        assert_eq!((written.cut_position, written.void_before), (1, 4));
+        assert_eq!(written.joined, 8);
+        assert!(!written.is_whole && !written.counts(&span(1, 0)) && written.counts(&span(0, 0)));
+        let has_cut = Message::HasCut { at: point(1) };
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+        assert_eq!(replica.durable(), point(1));
+
+        let up_to = point(1);
+        replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
+        assert_eq!(replica.next_verify(), Some(up_to));
+        assert_eq!(replica.next_verify(), None);
+        replica.verified(true);
+        assert!(write_superblock(&mut replica).is_whole);
+        let verified = Message::Verified { up_to };
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, verified)));
+    }
+
+    #[test]
+    fn cut_that_was_made_before_takes_the_tail_of_now() {
+        let spans = [span(0, 0)];
+        let mut replica = Replica::new(Superblock::new(true), spans);
+        let cut = |tail| Cut {
+            at: point(1),
+            void_before: 4,
+            joined: 8,
+            change: Change {
+                tail: point(tail),
+                incarnation: 6,
+            },
+        };
+        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(0)));
+        let written = write_superblock(&mut replica);
+        // The node starts anew, and the log of the others begins later by now.
+        let mut replica = Replica::new(written, spans);
+        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(1)));
+        assert_eq!(write_superblock(&mut replica).tail, point(1));
+        let has_cut = Message::HasCut { at: point(1) };
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+    }
+
+    #[test]
+    fn verification_that_fails_has_the_copy_brought_up_anew() {
+        let mut replica = Replica::new(
+            Superblock {
+                promised: 3,
+                ..Superblock::new(false)
+            },
+            [],
+        );
+        let up_to = point(0);
+        replica.receive(
+            CANDIDATE,
+            3,
+            &Message::Verify {
+                up_to: Point::default(),
+            },
+        );
+        assert_eq!(replica.next_verify(), Some(up_to));
+        replica.verified(false);
+        assert_eq!(replica.next_superblock(), None);
+        let joining = Message::Joining { points: Vec::new() };
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, joining)));
+    }
+}

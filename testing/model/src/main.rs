@@ -1,0 +1,104 @@
+//! `hdcs-model`: explore a scope, and print the shortest way to a violation.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use hdcs_core::replication::record::AckLevel;
+use hdcs_model::plant::Plant;
+use hdcs_model::world::{NODES, RULE, Scope};
+use stateright::{Checker, Model};
+
+/// Everything that may happen to the members of a replicated log.
+#[derive(Parser)]
+struct Options {
+    /// How many copies a write has before it is acknowledged.
+    #[arg(long, value_enum, default_value = "majority")]
+    ack: Ack,
+    /// Nodes that are members at the beginning; the others are to join.
+    #[arg(long, default_value_t = NODES)]
+    members: usize,
+    /// Spans that are appended.
+    #[arg(long, default_value_t = 4)]
+    spans: u64,
+    /// Spans under way at once.
+    #[arg(long, default_value_t = 2)]
+    window: u64,
+    /// Nodes whose writes take time, by comma.
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2")]
+    slow: Vec<usize>,
+    /// Crashes.
+    #[arg(long, default_value_t = 1)]
+    crashes: u8,
+    /// Takeovers that begin.
+    #[arg(long, default_value_t = 1)]
+    takings: u8,
+    /// Members that miss a deadline.
+    #[arg(long, default_value_t = 0)]
+    suspicions: u8,
+    /// Links that break.
+    #[arg(long, default_value_t = 0)]
+    breaks: u8,
+    /// Tails that move.
+    #[arg(long, default_value_t = 0)]
+    tails: u8,
+    /// Media that are lost.
+    #[arg(long, default_value_t = 0)]
+    losses: u8,
+    /// A bug to find.
+    #[arg(long, value_enum)]
+    plant: Option<Plant>,
+    /// Stop after so many states.
+    #[arg(long)]
+    states: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Ack {
+    One,
+    Majority,
+    All,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let scope = Scope {
+        ack: match options.ack {
+            Ack::One => AckLevel::One,
+            Ack::Majority => AckLevel::Majority,
+            Ack::All => AckLevel::All,
+        },
+        members: options.members.clamp(1, NODES),
+        spans: options.spans,
+        slow: std::array::from_fn(|node| options.slow.contains(&node)),
+        window: options.window,
+        crashes: options.crashes,
+        takings: options.takings,
+        suspicions: options.suspicions,
+        breaks: options.breaks,
+        tails: options.tails,
+        losses: options.losses,
+        plant: options.plant,
+    };
+    let begun = Instant::now();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = scope.checker().threads(threads);
+    if let Some(states) = options.states {
+        builder = builder.target_state_count(states);
+    }
+    let checker = builder.spawn_bfs().join();
+    println!(
+        "{} states, at most {} steps, {:.1} s",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        begun.elapsed().as_secs_f64()
+    );
+    let Some(path) = checker.discovery(RULE) else {
+        return ExitCode::SUCCESS;
+    };
+    println!("{:?} after", path.last_state().broken());
+    for act in path.into_actions() {
+        println!("  {act:?}");
+    }
+    ExitCode::FAILURE
+}

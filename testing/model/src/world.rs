@@ -1,0 +1,630 @@
+//! Three nodes, the links between them, the store of the record, and everything that may happen next.
+//!
+//! What needs nobody else happens at once; every message, write to a medium, crash, restart, deadline and answer of the
+//! store is a step of its own. Links keep their order and lose what is on its way when they break.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use hdcs_core::replication::Member;
+use hdcs_core::replication::message::{Copy, Message};
+use hdcs_core::replication::record::{AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat};
+use hdcs_core::replication::replica::Superblock;
+use hdcs_core::replication::takeover::Step;
+use stateright::{Model, Property};
+
+use crate::checks::{Broken, History};
+use crate::disk::{Disk, Write};
+use crate::node::{Effect, Node, Part, Up};
+use crate::plant::Plant;
+
+/// Nodes.
+pub const NODES: usize = 3;
+/// The property that a broken rule breaks.
+pub const RULE: &str = "nothing is broken";
+
+/// What is explored: the group, and how much of each thing may happen.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    /// How many copies a write has before it is acknowledged.
+    pub ack: AckLevel,
+    /// The first so many nodes are members; the others are to join.
+    pub members: usize,
+    /// Spans that are appended.
+    pub spans: u64,
+    /// Nodes whose writes take time; those of others end at once.
+    pub slow: [bool; NODES],
+    /// Spans that the primary has under way at once.
+    pub window: u64,
+    /// Crashes.
+    pub crashes: u8,
+    /// Takings.
+    pub takings: u8,
+    /// Members that miss a deadline.
+    pub suspicions: u8,
+    /// Links that break.
+    pub breaks: u8,
+    /// Tails that are set.
+    pub tails: u8,
+    /// Media that are lost with a crash.
+    pub losses: u8,
+    /// A bug.
+    pub plant: Option<Plant>,
+}
+
+/// The messages on their way from one node to another.
+type Link = VecDeque<(u64, Message)>;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    nodes: [Arc<Node>; NODES],
+    links: [[Arc<Link>; NODES]; NODES],
+    record: GroupRecord,
+    /// What the store was asked for and has not done.
+    asked: Vec<GroupRecord>,
+    history: History,
+    spans: u64,
+    crashes: u8,
+    takings: u8,
+    suspicions: u8,
+    breaks: u8,
+    tails: u8,
+    losses: u8,
+    broken: Option<Broken>,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// The primary appends a span.
+    Append(usize),
+    /// The write of this index ends.
+    Finish(usize, usize),
+    /// The next message from one node arrives at another.
+    Deliver(usize, usize),
+    /// A node stops; these writes happen.
+    Crash(usize, u32),
+    /// A node stops, and starts over a new and empty medium.
+    Lose(usize),
+    /// It starts.
+    Restart(usize),
+    /// A link breaks, and is there again.
+    Break(usize, usize),
+    /// The primary gives up a member.
+    Suspect(usize, usize),
+    /// The manager names a candidate.
+    Take(usize),
+    /// The candidate waits for no more promises.
+    EndGathering(usize),
+    /// It waits for nobody to be level any more.
+    EndLevelling(usize),
+    /// The store does what it was asked for, or refuses it.
+    Store(usize),
+    /// A node sees the record.
+    See(usize),
+    /// What is committed up to the span of this index is in the backend.
+    SetTail(usize, usize),
+}
+
+fn member(node: usize) -> Member {
+    Member(node as u16)
+}
+
+impl Model for Scope {
+    type State = World;
+    type Action = Act;
+
+    fn init_states(&self) -> Vec<World> {
+        let seat = |node| Seat {
+            member: member(node),
+            joined: 1,
+        };
+        let members: Members = (0..self.members).map(seat).collect();
+        let joiners: Nodes = (self.members..NODES).map(member).collect();
+        let config = Config {
+            members: members.clone(),
+            replicas: NODES as u8,
+            ack: self.ack,
+        };
+        let mut record = GroupRecord::first(member(0), config, joiners);
+        // The first node is made the primary by a taking like any other one; so its opening is known to all.
+        record = record.taking(member(0));
+        let node = |index: usize| {
+            let disk = Disk::new(Superblock::new(index < self.members));
+            let up = Up::start(&disk).expect("an empty log is whole");
+            Arc::new(Node { disk, up: Some(up) })
+        };
+        let mut world = World {
+            nodes: std::array::from_fn(node),
+            links: Default::default(),
+            record,
+            asked: Vec::new(),
+            history: History::default(),
+            spans: 0,
+            crashes: 0,
+            takings: 0,
+            suspicions: 0,
+            breaks: 0,
+            tails: 0,
+            losses: 0,
+            broken: None,
+        };
+        world.begin(self);
+        vec![world]
+    }
+
+    fn actions(&self, world: &World, acts: &mut Vec<Act>) {
+        if world.broken.is_some() {
+            return;
+        }
+        for index in 0..NODES {
+            world.acts_of(self, index, acts);
+        }
+        acts.extend((0..world.asked.len()).map(Act::Store));
+        if world.takings < self.takings {
+            let members = world.record.config.members.iter();
+            // As long as the secondaries are alike, it does not matter which of them is the first one to take.
+            let are_alike = self.members == NODES
+                && self.slow[1..].iter().all(|slow| *slow == self.slow[1])
+                && world.takings == 0;
+            let candidates = members.map(|member| usize::from(member.0));
+            acts.extend(
+                candidates
+                    .filter(|node| !are_alike || *node < 2)
+                    .map(Act::Take),
+            );
+        }
+    }
+
+    fn next_state(&self, last: &World, act: Act) -> Option<World> {
+        let mut world = last.clone();
+        world.step(self, act);
+        (world != *last).then_some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(RULE, |_, world: &World| world.broken.is_none()),
+            Property::sometimes("everything is committed", |scope: &Self, world: &World| {
+                world.history.committed.len() as u64 == scope.spans
+            }),
+        ]
+    }
+}
+
+impl World {
+    fn acts_of(&self, scope: &Scope, index: usize, acts: &mut Vec<Act>) {
+        let node = &self.nodes[index];
+        acts.extend((0..node.disk.in_flight.len()).map(|write| Act::Finish(index, write)));
+        for to in 0..NODES {
+            if !self.links[index][to].is_empty() {
+                acts.push(Act::Deliver(index, to));
+            }
+            if self.breaks < scope.breaks && index < to {
+                acts.push(Act::Break(index, to));
+            }
+        }
+        let Some(up) = &node.up else {
+            acts.push(Act::Restart(index));
+            return;
+        };
+        if self.crashes < scope.crashes {
+            let happened = 0..1 << node.disk.in_flight.len();
+            acts.extend(happened.map(|happened| Act::Crash(index, happened)));
+        }
+        if self.losses < scope.losses {
+            acts.push(Act::Lose(index));
+        }
+        if up.seen < self.record.revision && self.is_told_something(index, up) {
+            acts.push(Act::See(index));
+        }
+        match &up.part {
+            Part::Follows => {}
+            Part::Takes(takeover) => match takeover.step() {
+                Step::Gathers if takeover.has_enough() => acts.push(Act::EndGathering(index)),
+                Step::Levels { .. } => acts.push(Act::EndLevelling(index)),
+                _ => {}
+            },
+            Part::Serves(group) => {
+                let under_way = up.replica.head().position - group.committed();
+                if self.spans < scope.spans && under_way < scope.window {
+                    acts.push(Act::Append(index));
+                }
+                if self.suspicions < scope.suspicions {
+                    let others = (0..NODES).filter(|other| *other != index);
+                    acts.extend(others.map(|other| Act::Suspect(index, other)));
+                }
+                let is_retired = group.retired() == group.change().tail.position;
+                if self.tails < scope.tails && is_retired {
+                    let points = up.committed().len();
+                    acts.extend((0..points).map(|point| Act::SetTail(index, point)));
+                }
+            }
+        }
+    }
+
+    /// Whether it makes a difference that a node sees the record.
+    fn is_told_something(&self, index: usize, up: &Up) -> bool {
+        let is_candidate = self.record.phase
+            == Phase::Taking {
+                candidate: member(index),
+            };
+        is_candidate || !matches!(up.part, Part::Follows)
+    }
+
+    /// The first taking, up to where all members are in step, without anything going wrong.
+    fn begin(&mut self, scope: &Scope) {
+        loop {
+            let mut acts = Vec::new();
+            for index in 0..NODES {
+                self.acts_of(scope, index, &mut acts);
+            }
+            acts.extend((0..self.asked.len()).map(Act::Store));
+            let goes_on = |act: &&Act| {
+                matches!(
+                    act,
+                    Act::Finish(..) | Act::Deliver(..) | Act::Store(_) | Act::See(_)
+                )
+            };
+            let Some(act) = acts.iter().find(goes_on).copied() else {
+                break;
+            };
+            self.step(scope, act);
+        }
+        assert_eq!(self.broken, None);
+    }
+
+    fn step(&mut self, scope: &Scope, act: Act) {
+        match act {
+            Act::Append(index) => {
+                self.spans += 1;
+                self.with(scope, index, |up| {
+                    if let (Some(span), Part::Serves(group)) = (up.next_span(), &up.part) {
+                        up.replica.append(group.epoch(), span);
+                    }
+                });
+            }
+            Act::Finish(index, write) => {
+                let write = Arc::make_mut(&mut self.nodes[index]).disk.finish(write);
+                self.with(scope, index, |up| up.finished(write));
+            }
+            Act::Deliver(from, to) => {
+                let link = Arc::make_mut(&mut self.links[from][to]);
+                let (epoch, message) = link.pop_front().expect("there is one");
+                self.deliver(scope, from, to, epoch, &message);
+            }
+            Act::Crash(index, happened) => {
+                self.crashes += 1;
+                Arc::make_mut(&mut self.nodes[index]).disk.crash(happened);
+                self.stop(scope, index);
+            }
+            Act::Lose(index) => {
+                self.losses += 1;
+                let is_whole = scope.plant == Some(Plant::NewIsWhole);
+                Arc::make_mut(&mut self.nodes[index]).disk = Disk {
+                    was_lost: true,
+                    ..Disk::new(Superblock::new(is_whole))
+                };
+                self.stop(scope, index);
+            }
+            Act::Restart(index) => {
+                let node = Arc::make_mut(&mut self.nodes[index]);
+                match Up::start(&node.disk) {
+                    Ok(up) => node.up = Some(up),
+                    Err(_) => {
+                        self.broken = Some(Broken::Rot);
+                        return;
+                    }
+                }
+                for other in (0..NODES).filter(|other| *other != index) {
+                    self.connect(scope, index, other);
+                }
+            }
+            Act::Break(one, other) => {
+                self.breaks += 1;
+                self.disconnect(scope, one, other);
+                self.connect(scope, one, other);
+            }
+            Act::Suspect(index, other) => {
+                self.suspicions += 1;
+                self.suspect(scope, index, other);
+            }
+            Act::Take(candidate) => {
+                self.takings += 1;
+                let record = self.record.taking(member(candidate));
+                self.asked.push(record);
+                self.store(self.asked.len() - 1);
+            }
+            Act::EndGathering(index) => self.with(scope, index, |up| {
+                if let Part::Takes(takeover) = &mut up.part {
+                    takeover.end_gathering();
+                }
+            }),
+            Act::EndLevelling(index) => self.with(scope, index, |up| {
+                if let Part::Takes(takeover) = &mut up.part {
+                    takeover.end_levelling();
+                }
+            }),
+            Act::Store(index) => self.store(index),
+            Act::See(index) => {
+                let record = self.record.clone();
+                let mut begins = false;
+                self.with(scope, index, |up| {
+                    begins = up.see(member(index), &record);
+                });
+                if begins {
+                    self.connect_all(scope, index);
+                    if scope.plant == Some(Plant::ForgedPromise) {
+                        self.forge_promise(index);
+                    }
+                }
+            }
+            Act::SetTail(index, point) => {
+                self.tails += 1;
+                self.with(scope, index, |up| {
+                    let points = up.committed();
+                    let epoch_and_change = match &mut up.part {
+                        Part::Serves(group) => {
+                            group.set_tail(points[point]);
+                            Some((group.epoch(), group.change()))
+                        }
+                        _ => None,
+                    };
+                    if let Some((epoch, change)) = epoch_and_change {
+                        up.replica.change_own(member(index), epoch, change);
+                    }
+                });
+            }
+        }
+        self.check();
+    }
+
+    fn stop(&mut self, scope: &Scope, index: usize) {
+        Arc::make_mut(&mut self.nodes[index]).up = None;
+        for other in (0..NODES).filter(|other| *other != index) {
+            self.disconnect(scope, index, other);
+        }
+    }
+
+    /// Have a node do something, and all that follows from it there.
+    fn with(&mut self, scope: &Scope, index: usize, act: impl FnOnce(&mut Up)) {
+        let mut act = Some(act);
+        self.apply(scope, index, &mut |up| {
+            if let Some(act) = act.take() {
+                act(up);
+            }
+        });
+    }
+
+    fn apply(&mut self, scope: &Scope, index: usize, act: &mut dyn FnMut(&mut Up)) {
+        let node = Arc::make_mut(&mut self.nodes[index]);
+        let Some(up) = &mut node.up else { return };
+        let mut effects = Vec::new();
+        // An invariant of a machine's own; caught, so that the way to it is printed.
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            act(up);
+            loop {
+                up.settle(member(index), &mut node.disk, scope.plant, &mut effects);
+                if scope.slow[index] || node.disk.in_flight.is_empty() {
+                    break;
+                }
+                up.finished(node.disk.finish(0));
+            }
+        }));
+        if done.is_err() {
+            self.broken = Some(Broken::Invariant);
+            return;
+        }
+        let (mut began, mut asked) = (false, Vec::new());
+        for effect in effects {
+            match effect {
+                Effect::Send((to, epoch, message)) => {
+                    let to = usize::from(to.0);
+                    if self.is_heard(to, epoch, &message) {
+                        Arc::make_mut(&mut self.links[index][to]).push_back((epoch, message));
+                    }
+                }
+                Effect::Ask(record) => asked.push(record),
+                Effect::Began => began = true,
+            }
+        }
+        self.forget_answers(index);
+        if began {
+            if let Some(up) = &self.nodes[index].up {
+                self.broken = self.broken.or(self.history.begin(&up.replica));
+            }
+            self.connect_all(scope, index);
+        }
+        if let Some(up) = &self.nodes[index].up {
+            let broken = self.history.follow(up, scope.plant);
+            self.broken = self.broken.or(broken);
+        }
+        for record in asked {
+            if scope.plant == Some(Plant::ServesUnasked) {
+                self.with(scope, index, |up| {
+                    up.see(member(index), &record);
+                });
+            }
+            self.asked.push(record);
+        }
+    }
+
+    /// Whether a message makes a difference to whom it goes.
+    fn is_heard(&self, to: usize, epoch: u64, message: &Message) -> bool {
+        (self.nodes[to].up.as_ref()).is_some_and(|up| up.hears(epoch, message))
+    }
+
+    /// Drop what is on its way to a node as an answer to what it does not ask any more.
+    fn forget_answers(&mut self, to: usize) {
+        let Some(up) = &self.nodes[to].up else { return };
+        for link in self.links.iter_mut().map(|links| &mut links[to]) {
+            if link
+                .iter()
+                .any(|(epoch, message)| !up.hears(*epoch, message))
+            {
+                Arc::make_mut(link).retain(|(epoch, message)| up.hears(*epoch, message));
+            }
+        }
+    }
+
+    fn deliver(&mut self, scope: &Scope, from: usize, to: usize, epoch: u64, message: &Message) {
+        self.with(scope, to, |up| up.receive(member(from), epoch, message));
+        match (scope.plant, message) {
+            (Some(Plant::AckBeforeDurable), Message::Append(span)) => {
+                let durable = span.end.position;
+                let took = self.copy_of(to).is_some_and(|copy| copy.2 == durable);
+                if took {
+                    self.answer(to, from, epoch, Message::Ack { durable });
+                }
+            }
+            (Some(Plant::PromiseNotDurable), Message::Promise { .. }) => {
+                if let Some((promised, copy, _)) = self.copy_of(to)
+                    && promised == epoch
+                {
+                    let copy = Copy {
+                        promised: epoch,
+                        ..copy
+                    };
+                    self.answer(to, from, epoch, Message::Promised(copy));
+                }
+            }
+            (Some(Plant::JoinerCountedEarly), Message::HasCut { .. }) => {
+                if let Some(Part::Serves(group)) = self.part_of(to) {
+                    let record = group.record().join(Seat {
+                        member: member(from),
+                        joined: group.record().revision,
+                    });
+                    self.asked.push(record);
+                }
+            }
+            (Some(Plant::SpanPastEvidence), Message::Append(span)) => {
+                let node = Arc::make_mut(&mut self.nodes[to]);
+                let write = Write::Span(*span);
+                let took = (node.up.as_ref()).is_some_and(|up| up.replica.head() == span.end);
+                if took && !node.disk.in_flight.contains(&write) {
+                    node.disk.in_flight.push(write);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The rule that was broken, if one was.
+    pub fn broken(&self) -> Option<Broken> {
+        self.broken
+    }
+
+    fn part_of(&self, index: usize) -> Option<&Part> {
+        self.nodes[index].up.as_ref().map(|up| &up.part)
+    }
+
+    /// Which epoch a node has promised or is about to, what it says of its copy, and where what it took ends.
+    fn copy_of(&self, index: usize) -> Option<(u64, Copy, u64)> {
+        let replica = &self.nodes[index].up.as_ref()?.replica;
+        let superblock = replica.superblock();
+        let copy = Copy {
+            promised: superblock.promised,
+            head: replica.durable(),
+            tail: superblock.tail,
+            incarnation: superblock.incarnation,
+            joined: superblock.joined,
+            is_whole: superblock.is_whole,
+        };
+        Some((replica.promised(), copy, replica.head().position))
+    }
+
+    fn answer(&mut self, from: usize, to: usize, epoch: u64, message: Message) {
+        if self.is_heard(to, epoch, &message) {
+            Arc::make_mut(&mut self.links[from][to]).push_back((epoch, message));
+        }
+    }
+
+    /// Another member seems to promise what the candidate is about to ask for.
+    fn forge_promise(&mut self, index: usize) {
+        let (from, epoch) = ((index + 1) % NODES, self.record.epoch);
+        let copy = Copy {
+            promised: epoch,
+            head: self.record.floor,
+            tail: self.record.floor,
+            incarnation: 1,
+            joined: 1,
+            is_whole: true,
+        };
+        self.answer(from, index, epoch, Message::Promised(copy));
+    }
+
+    /// Tell a node's new part of all links.
+    fn connect_all(&mut self, scope: &Scope, index: usize) {
+        for other in (0..NODES).filter(|other| *other != index) {
+            if self.nodes[other].up.is_some() {
+                self.with(scope, index, |up| up.connected(member(other)));
+            }
+        }
+    }
+
+    fn connect(&mut self, scope: &Scope, one: usize, other: usize) {
+        if self.nodes[one].up.is_some() && self.nodes[other].up.is_some() {
+            self.with(scope, one, |up| up.connected(member(other)));
+            self.with(scope, other, |up| up.connected(member(one)));
+        }
+    }
+
+    fn disconnect(&mut self, scope: &Scope, one: usize, other: usize) {
+        self.links[one][other] = Arc::default();
+        self.links[other][one] = Arc::default();
+        self.with(scope, one, |up| up.disconnected(member(other)));
+        self.with(scope, other, |up| up.disconnected(member(one)));
+        // What the first one sent on hearing of it is lost, too.
+        self.links[one][other] = Arc::default();
+        self.links[other][one] = Arc::default();
+    }
+
+    fn suspect(&mut self, scope: &Scope, index: usize, other: usize) {
+        self.with(scope, index, |up| {
+            if let Part::Serves(group) = &mut up.part {
+                group.suspect(member(other));
+                if scope.plant == Some(Plant::LeaverDroppedEarly) {
+                    let record = group.record().leave(member(other));
+                    group.seen(&record);
+                }
+            }
+        });
+        if let (Some(Plant::LeaveNotCovered), Some(Part::Serves(group))) =
+            (scope.plant, self.part_of(index))
+        {
+            let record = group.record().leave(member(other));
+            self.asked.push(record);
+        }
+    }
+
+    /// The store does what it was asked for if that follows, and forgets it.
+    fn store(&mut self, index: usize) {
+        let record = self.asked.remove(index);
+        if record.revision != self.record.revision + 1 {
+            return;
+        }
+        if self.record.check_next(&record).is_err() {
+            self.broken = Some(Broken::Record);
+        }
+        self.record = record;
+    }
+
+    fn check(&mut self) {
+        let mut epochs: Vec<u64> = (0..NODES)
+            .filter_map(|index| match self.part_of(index)? {
+                Part::Serves(group) => Some(group.epoch()),
+                Part::Follows | Part::Takes(_) => None,
+            })
+            .collect();
+        epochs.sort_unstable();
+        if epochs.windows(2).any(|two| two[0] == two[1]) {
+            self.broken = self.broken.or(Some(Broken::TwoPrimaries));
+        }
+        if self.broken.is_none() {
+            let disks = self.nodes.iter().map(|node| &node.disk);
+            self.broken = self.history.check(&self.record, &disks.collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Everything that may happen to three members, and that each planted bug is found.
+
+use std::time::Instant;
+
+use hdcs_core::replication::record::AckLevel;
+use hdcs_model::plant::Plant;
+use hdcs_model::world::{NODES, RULE, Scope};
+use stateright::{Checker, Model};
+
+/// Nothing goes wrong.
+const QUIET: Scope = Scope {
+    ack: AckLevel::All,
+    members: 3,
+    spans: 4,
+    slow: [true; NODES],
+    window: 2,
+    crashes: 0,
+    takings: 0,
+    suspicions: 0,
+    breaks: 0,
+    tails: 0,
+    losses: 0,
+    plant: None,
+};
+
+fn explore(name: &str, scope: Scope) {
+    let begun = Instant::now();
+    let checker = scope.checker().threads(2).spawn_bfs().join();
+    println!(
+        "{name}: {} states, depth {}, {:.1} s",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        begun.elapsed().as_secs_f64()
+    );
+    checker.assert_properties();
+}
+
+#[test]
+fn group_under_crashes() {
+    explore(
+        "crashes",
+        Scope {
+            crashes: 1,
+            ..QUIET
+        },
+    );
+}
+
+#[test]
+fn takeover_at_each_level() {
+    for ack in [AckLevel::One, AckLevel::Majority, AckLevel::All] {
+        let scope = Scope {
+            ack,
+            spans: 1,
+            takings: 1,
+            ..QUIET
+        };
+        explore(&format!("takeover, {ack:?}"), scope);
+    }
+}
+
+#[test]
+fn takeover_of_four_spans() {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        takings: 1,
+        window: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    explore("takeover of four spans", scope);
+}
+
+#[test]
+fn takeover_under_crashes_and_slow_writes_of_the_primary() {
+    let scope = Scope {
+        ack: AckLevel::One,
+        spans: 1,
+        crashes: 1,
+        takings: 1,
+        slow: [true, false, false],
+        ..QUIET
+    };
+    explore("takeover under crashes", scope);
+}
+
+#[test]
+fn members_leave_and_join() {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        spans: 2,
+        takings: 1,
+        suspicions: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    explore("leaves, and a takeover", scope);
+    let scope = Scope {
+        members: 2,
+        crashes: 1,
+        slow: [false, false, true],
+        ..QUIET
+    };
+    explore("a join, and a crash", scope);
+}
+
+#[test]
+fn tails_and_links_and_media() {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        spans: 1,
+        takings: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    explore(
+        "tails",
+        Scope {
+            crashes: 1,
+            tails: 1,
+            ..scope.clone()
+        },
+    );
+    explore(
+        "links",
+        Scope {
+            breaks: 1,
+            ..scope.clone()
+        },
+    );
+    explore(
+        "media",
+        Scope {
+            losses: 1,
+            ..scope
+        },
+    );
+}
+
+/// Where each bug shows.
+fn with_plant(plant: Plant) -> Scope {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        spans: 1,
+        takings: 1,
+        slow: [false; NODES],
+        plant: Some(plant),
+        ..QUIET
+    };
+    match plant {
+        Plant::AckBeforeDurable => Scope {
+            slow: [true; NODES],
+            ..scope
+        },
+        Plant::PromiseNotDurable => Scope {
+            crashes: 1,
+            slow: [false, false, true],
+            ..scope
+        },
+        Plant::LeaverDroppedEarly | Plant::LeaveNotCovered => Scope {
+            suspicions: 1,
+            ..scope
+        },
+        Plant::JoinerCountedEarly | Plant::CutByPresentOpening => Scope {
+            members: 2,
+            ..scope
+        },
+        Plant::ForgottenCut => Scope {
+            spans: 2,
+            crashes: 1,
+            ..scope
+        },
+        Plant::TailOfOne => Scope {
+            tails: 1,
+            slow: [false, true, true],
+            ..scope
+        },
+        Plant::SpanPastEvidence => Scope {
+            spans: 2,
+            crashes: 1,
+            takings: 0,
+            slow: [true; NODES],
+            ..scope
+        },
+        Plant::NewIsWhole => Scope { losses: 1, ..scope },
+        Plant::ServesUnasked => Scope {
+            takings: 2,
+            ..scope
+        },
+        Plant::UnknownOpening | Plant::ForgedPromise => scope,
+    }
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    for plant in <Plant as clap::ValueEnum>::value_variants() {
+        let begun = Instant::now();
+        let checker = with_plant(*plant).checker().threads(2).spawn_bfs().join();
+        let found = checker.discovery(RULE);
+        println!(
+            "{plant:?}: {} states, {:.1} s, {}",
+            checker.unique_state_count(),
+            begun.elapsed().as_secs_f64(),
+            found.clone().map_or_else(
+                || "NOT FOUND".into(),
+                |path| {
+                    let broken = path.last_state().broken();
+                    format!("{broken:?} after {} steps", path.into_actions().len())
+                }
+            )
+        );
+        assert!(found.is_some(), "{plant:?} is not found");
+    }
+}
