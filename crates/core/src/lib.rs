@@ -18,3 +18,4 @@ pub mod log;
 pub mod node;
 pub mod objects;
 pub mod volume;
+pub mod wire;
