@@ -165,10 +165,11 @@ impl Asking {
 
     /// An answer is whole.
     pub fn answered(&mut self, head: &Head) -> Result<Reply, Violation> {
+        // First, so that a mistake leaves the request among those that end with the link.
+        self.credit.grant(head.position)?;
         let asked = self.asked.remove(&head.number);
         let asked = asked.ok_or(Violation::Unasked(head.number))?;
         self.urgent -= usize::from(asked.urgent);
-        self.credit.grant(head.position)?;
         let Some(deadline) = asked.deadline else {
             self.late += 1;
             return Ok(Reply::Late);

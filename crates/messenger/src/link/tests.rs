@@ -430,6 +430,31 @@ fn answers_and_pongs_to_nothing_are_violations() {
 }
 
 #[test]
+fn request_ends_even_if_its_answer_is_a_violation() {
+    let mut wire = Wire::open(Purpose::Requests);
+    let number = wire.link.request(Ask {
+        code: 0,
+        urgent: false,
+        meta: b"x",
+        payload: &[],
+        into: None,
+        deadline: Nanos::from_millis(1000),
+    });
+    let number = number.unwrap();
+    wire.settle();
+    wire.bare(Head {
+        number,
+        position: 1,
+        ..Head::new(Kind::Answer)
+    });
+    assert!(matches!(wire.violation(), Violation::Granted { .. }));
+    let ends = wire.events.iter().filter(
+        |event| matches!(event, Event::Disconnected { number: found, .. } if *found == number),
+    );
+    assert_eq!(ends.count(), 1);
+}
+
+#[test]
 fn answer_that_comes_twice_is_a_violation() {
     let mut wire = Wire::open(Purpose::Requests);
     let number = wire.link.request(Ask {
