@@ -7,9 +7,12 @@
 #                                              has no name
 #   tls.sh DIR client NAME ALTNAMES [expired]  DIR/NAME gets ca-cert.pem, client-cert.pem and client-key.pem of a client
 #                                              with these alternative names, such as DNS:a.example,URI:spiffe://x/a
+#   tls.sh DIR node NAME ALTNAMES [expired]    DIR/NAME gets node-cert.pem and node-key.pem of a node, good for servers and
+#                                              clients
 #   tls.sh DIR revoke NAME...                  DIR gets crl.pem: these clients, and all revoked before, are revoked
+#   tls.sh DIR revoke-node NAME...             the same of nodes
 set -eu
-[ $# -ge 1 ] || { echo "usage: $0 DIR [client NAME ALTNAMES [expired] | revoke NAME...]" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 DIR [client|node NAME ALTNAMES [expired] | revoke|revoke-node NAME...]" >&2; exit 2; }
 mkdir -p "$1"
 cd "$1"
 shift
@@ -61,6 +64,18 @@ authorityKeyIdentifier = keyid:always
 CONFIG
 }
 
+# revoke KIND NAME...
+revoke() {
+    kind=$1
+    shift
+    for name; do
+        openssl ca -config ca.cnf -revoke "$name/$kind-cert.pem" 2>/dev/null
+    done
+    # In its place at once: a node may be reading it.
+    openssl ca -config ca.cnf -gencrl -out crl.new 2>/dev/null
+    mv crl.new crl.pem
+}
+
 case "${1-}" in
 '')
     authority
@@ -76,14 +91,20 @@ client)
     certificate "$2/client" "hdcs test client $2" "subjectAltName=$3
 extendedKeyUsage=clientAuth" $expired
     ;;
+node)
+    mkdir -p "$2"
+    expired=
+    [ "${4-}" != expired ] || expired="-startdate 20200101000000Z -enddate 20200102000000Z"
+    certificate "$2/node" "hdcs test node $2" "subjectAltName=$3
+extendedKeyUsage=serverAuth,clientAuth" $expired
+    ;;
 revoke)
     shift
-    for name; do
-        openssl ca -config ca.cnf -revoke "$name/client-cert.pem" 2>/dev/null
-    done
-    # In its place at once: a node may be reading it.
-    openssl ca -config ca.cnf -gencrl -out crl.new 2>/dev/null
-    mv crl.new crl.pem
+    revoke client "$@"
+    ;;
+revoke-node)
+    shift
+    revoke node "$@"
     ;;
 *)
     echo "tls.sh: unknown: $1" >&2

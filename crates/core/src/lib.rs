@@ -19,3 +19,4 @@ pub mod node;
 pub mod objects;
 pub mod replication;
 pub mod volume;
+pub mod wire;

@@ -5,12 +5,14 @@
 
 mod formats;
 mod heat;
+mod messenger;
 mod nbd;
 mod objects;
 mod replay;
 
 pub use formats::formats;
 pub use heat::heat;
+pub use messenger::{messenger, messenger_example};
 pub use nbd::{nbd, nbd_example};
 pub use objects::objects;
 pub use replay::{replay, replay_config};

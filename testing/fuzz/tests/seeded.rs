@@ -11,7 +11,7 @@ use hdcs_core::objects::format::{
 use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
-use hdcs_fuzz::{formats, heat, nbd, nbd_example, objects, replay};
+use hdcs_fuzz::{formats, heat, messenger, messenger_example, nbd, nbd_example, objects, replay};
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
 fn each(runs: u64, target: fn(&[u8]), input: impl Fn(&mut fastrand::Rng) -> Vec<u8>) {
@@ -58,6 +58,15 @@ fn nbd_survives_mutations() {
         let tail = bytes.split_off(bytes.len().min([400, 4000, usize::MAX][random.usize(..3)]));
         mutate(&mut bytes, random);
         bytes.extend(tail);
+        bytes
+    });
+}
+
+#[test]
+fn messenger_survives_mutations() {
+    each(4000, messenger, |random| {
+        let mut bytes = messenger_example(random);
+        mutate(&mut bytes, random);
         bytes
     });
 }

@@ -88,10 +88,10 @@ impl History {
         let is_gone = |of: &(Member, &Disk)| of.1.was_lost && !is_whole(of);
         let gone = members().filter(is_gone).count();
         let needed = config.copies_to_commit() - gone.min(config.copies_to_commit());
-        if let Some(last) = self.committed.last() {
-            if whole().filter(|disk| disk.has(*last)).count() < needed {
-                return Some(Broken::TooFew);
-            }
+        if let Some(last) = self.committed.last()
+            && whole().filter(|disk| disk.has(*last)).count() < needed
+        {
+            return Some(Broken::TooFew);
         }
         let knows = |disk: &&Disk| disk.superblock.tail.position >= self.retired.position;
         if whole().filter(knows).count() < needed {

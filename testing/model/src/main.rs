@@ -27,6 +27,9 @@ struct Options {
     /// Nodes whose writes take time, by comma.
     #[arg(long, value_delimiter = ',', default_value = "0,1,2")]
     slow: Vec<usize>,
+    /// No write takes time.
+    #[arg(long)]
+    at_once: bool,
     /// Crashes.
     #[arg(long, default_value_t = 1)]
     crashes: u8,
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
         },
         members: options.members.clamp(1, NODES),
         spans: options.spans,
-        slow: std::array::from_fn(|node| options.slow.contains(&node)),
+        slow: std::array::from_fn(|node| !options.at_once && options.slow.contains(&node)),
         window: options.window,
         crashes: options.crashes,
         takings: options.takings,

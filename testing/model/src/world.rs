@@ -311,13 +311,11 @@ impl World {
             }
             Act::Restart(index) => {
                 let node = Arc::make_mut(&mut self.nodes[index]);
-                match Up::start(&node.disk) {
-                    Ok(up) => node.up = Some(up),
-                    Err(_) => {
-                        self.broken = Some(Broken::Rot);
-                        return;
-                    }
-                }
+                let Ok(up) = Up::start(&node.disk) else {
+                    self.broken = Some(Broken::Rot);
+                    return;
+                };
+                node.up = Some(up);
                 for other in (0..NODES).filter(|other| *other != index) {
                     self.connect(scope, index, other);
                 }

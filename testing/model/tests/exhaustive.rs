@@ -128,13 +128,7 @@ fn tails_and_links_and_media() {
             ..scope.clone()
         },
     );
-    explore(
-        "media",
-        Scope {
-            losses: 1,
-            ..scope
-        },
-    );
+    explore("media", Scope { losses: 1, ..scope });
 }
 
 /// Where each bug shows.

@@ -386,3 +386,35 @@ pub const DESCRIPTORS_RESERVED: u64 = 512;
 pub const TURN_WORK: usize = 256;
 /// Work that each client may submit in a turn that is not spent, however many there are: what comes at once costs less.
 pub const TURN_WORK_MIN: usize = 8;
+
+/// Bytes of meta of a frame between nodes at most: a superblock and what is said beside it. It passes through an inbox that
+/// each connection has, so it is small.
+pub const WIRE_META_BYTES_MAX: usize = 8 << 10;
+/// The same of an urgent request: a heartbeat, a promise. With [`WIRE_URGENT_MAX`] it is memory that is held beside the
+/// credit.
+pub const WIRE_URGENT_META_BYTES_MAX: usize = 4 << 10;
+/// Urgent requests of one connection and direction at once at most: what managers and groups ask in the time of an answer.
+pub const WIRE_URGENT_MAX: usize = 32;
+/// Requests of one connection and direction at once at most, those included whose answer is late: bounds their table.
+pub const WIRE_REQUESTS_MAX: usize = 1024;
+/// Blocks of a span's control part at most, of any version: its header, its entries, the checksums of its data.
+pub const WIRE_SPAN_CONTROL_BLOCKS_MAX: usize =
+    (128 + SPAN_ENTRIES_MAX * 32 + SPAN_DATA_BLOCKS_MAX * 4).div_ceil(BLOCK_BYTES);
+/// The largest span on the wire.
+pub const WIRE_SPAN_BYTES_MAX: usize =
+    (WIRE_SPAN_CONTROL_BLOCKS_MAX + SPAN_DATA_BLOCKS_MAX) * BLOCK_BYTES;
+/// The largest payload of a request or an answer: one buffer of the pool.
+pub const WIRE_BULK_BYTES_MAX: usize = REQUEST_BYTES_MAX;
+/// Buffers of which one payload is sent at most: every block of a span on its own.
+pub const WIRE_PARTS_MAX: usize = WIRE_SPAN_BYTES_MAX / BLOCK_BYTES;
+/// Logs that one connection carries in one direction at most: more volumes than a node serves well.
+pub const WIRE_STREAMS_MAX: usize = 1024;
+/// What the requests of a peer may cost at least: the largest request with room for the largest answer. With less it could
+/// never be asked.
+pub const WIRE_CREDIT_BYTES_MIN: u64 = (64 + WIRE_META_BYTES_MAX + 2 * WIRE_BULK_BYTES_MAX) as u64;
+/// Spans that wait to be sent on one connection, in bytes, at least: the largest one.
+pub const WIRE_QUEUE_BYTES_MIN: usize = WIRE_SPAN_BYTES_MAX;
+const _: () = assert!(
+    SPAN_CONTROL_BLOCKS <= WIRE_SPAN_CONTROL_BLOCKS_MAX,
+    "what a log writes can be sent"
+);

@@ -151,12 +151,12 @@ impl Spans for Replica {
 impl Replica {
     /// The copy as a replay found it.
     pub fn new(superblock: Superblock, spans: impl IntoIterator<Item = SpanId>) -> Self {
-        let held = |span| Held {
+        let found = |span| Held {
             span,
             is_submitted: true,
             is_written: true,
         };
-        let spans: VecDeque<Held> = spans.into_iter().map(held).collect();
+        let spans: VecDeque<Held> = spans.into_iter().map(found).collect();
         let head = spans.back().map_or(superblock.tail, |last| last.span.end);
         Self {
             superblock,

@@ -20,12 +20,12 @@
 
 use std::borrow::Cow;
 
+use hdcs_core::base::inbox::Inbox;
 use hdcs_core::base::limits::{PROTOCOL_REQUEST_BYTES_MAX, SECTOR_BYTES};
 use zerocopy::FromBytes;
 
 use super::PREFERRED_BYTES;
 use super::contexts::{CONTEXTS, Contexts};
-use super::inbox::Inbox;
 use super::output::Output;
 use super::protocol::{
     GREETING_MAGIC, OPTION_HEADER_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader,

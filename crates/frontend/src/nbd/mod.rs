@@ -24,7 +24,6 @@
 
 mod contexts;
 mod handshake;
-mod inbox;
 mod output;
 pub mod protocol;
 pub mod tls;
@@ -38,11 +37,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hdcs_core::base::error::RequestError;
+use hdcs_core::base::inbox::Inbox;
 use hdcs_core::base::io::{Reply, RequestId};
 use rustls::ServerConfig;
 
 use self::handshake::{Handshake, Security};
-use self::inbox::Inbox;
 use self::output::Output;
 use self::tls::Tls;
 use self::transmission::{BEHIND_BYTES, Transmission};

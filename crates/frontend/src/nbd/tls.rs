@@ -15,6 +15,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use hdcs_core::base::inbox::Inbox;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
@@ -26,7 +27,6 @@ use thiserror::Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use self::refusal::Remembering;
-use super::inbox::Inbox;
 use crate::Chunk;
 use crate::access::Identity;
 

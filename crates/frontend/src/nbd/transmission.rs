@@ -30,6 +30,7 @@
 
 use hdcs_core::base::buf::{Buf, BufMut};
 use hdcs_core::base::error::RequestError;
+use hdcs_core::base::inbox::Inbox;
 use hdcs_core::base::io::{Reply, Request, RequestId, SectorRange};
 use hdcs_core::base::limits::{
     BLOCK_BYTES, PROTOCOL_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX, SECTOR_BYTES,
@@ -38,7 +39,6 @@ use zerocopy::FromBytes;
 
 use super::contexts::{Contexts, EXTENTS_MAX};
 use super::handshake::Agreement;
-use super::inbox::Inbox;
 use super::output::Output;
 use super::protocol::{
     Errno, REQUEST_HEADER_BYTES, REQUEST_MAGIC, RequestHeader, chunk, chunk_header, command,

@@ -1,7 +1,10 @@
-//! The receive buffer of a session: one receive brings many requests, parsing consumes them.
+//! The receive buffer of a session or a link: one receive brings many requests, parsing consumes them.
 //!
 //! Invariants: `start <= end <= bytes.len()`; the unread bytes are `start..end`. It moves bytes
 //! only in [`Inbox::room`] and [`Inbox::grow`], never while a receive into it is under way.
+
+use alloc::boxed::Box;
+use alloc::vec;
 
 /// Bytes that were received and not yet parsed.
 #[derive(Debug)]
