@@ -4,6 +4,7 @@ import fcntl
 import json
 import random
 import re
+import signal
 import struct
 import subprocess
 import threading
@@ -12,7 +13,8 @@ import time
 import nbd
 import pytest
 
-from daemon import COMMAND_SECONDS, DIRTY, Daemon, hdcs, refused, samples
+from daemon import COMMAND_SECONDS, DIRTY, Daemon, freeze, hdcs, refused, samples
+from disks import served_disk
 from programs import CLIENT_SECONDS, HDCS, MIB, run
 from tls_daemon import TlsDaemon, tls_sh
 
@@ -639,4 +641,23 @@ def test_clients_go_on_when_the_log_of_their_volume_is_in_use_for_a_while_as_it_
         volume = daemon.volume("v")
         assert (volume["shard"], volume["state"], volume["phase"]) == (to, "healthy", "open"), volume
         assert daemon.read("v", 4096) == b"w" * 4096
+        daemon.stop()
+
+
+def test_shard_move_beside_a_backend_that_hangs(tmp_path):
+    """A backend that is on another file system than the logs takes nothing from that, so nobody who gives out its space
+    waits for it, with another volume's log in hand."""
+    with served_disk(tmp_path / "disk") as disk, Daemon(tmp_path, SHARDS) as daemon:
+        daemon.create("v", size="64M")
+        daemon.create("w", "--backend", f"file:{disk / 'mount/disk'}", size="64M")
+        daemon.write("v", b"v" * MIB)
+        freeze(disk.process.pid)
+        try:
+            # Free space is looked at every second.
+            for to in (1, 2, 0, 1, 2):
+                time.sleep(1.1)
+                move(daemon, "v", to)
+            assert daemon.read("v", MIB) == b"v" * MIB
+        finally:
+            disk.process.send_signal(signal.SIGCONT)
         daemon.stop()

@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use hdcs_backend::file::snapshots_of;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::node::log_space::LogView;
 use hdcs_core::volume::sharing::{self, GivenBack, LogBytes};
@@ -38,7 +39,7 @@ pub struct LogSpace {
     is_wanting: AtomicBool,
     /// Its file, and which file system that is on; none: its space is not to be changed.
     file: OnceLock<(Weak<File>, u64)>,
-    /// Where what it holds goes to, if that is a local file, device or directory.
+    /// Where what it holds goes to, if that is a file on the same file system.
     backend: OnceLock<PathBuf>,
     /// Somebody waits for logs that fill up.
     wanted: Arc<Notify>,
@@ -55,14 +56,13 @@ impl LogSpace {
 
     /// Its log is open, and what it holds goes to this local file, device or directory, if to any. Blocks.
     pub fn opened(&self, log: &Device, backend: Option<PathBuf>) {
-        if let Some(path) = backend {
+        let Some(file) = log.resizable() else { return };
+        let Ok(found) = file.metadata() else { return };
+        // It is opened once.
+        let _ = self.file.set((Arc::downgrade(file), found.dev()));
+        // What lies elsewhere takes nothing from there. It is not asked again: it may hang one day.
+        if let Some(path) = backend.filter(|path| is_file_on(path, found.dev())) {
             let _ = self.backend.set(path);
-        }
-        if let Some(file) = log.resizable()
-            && let Ok(found) = file.metadata()
-        {
-            // It is opened once.
-            let _ = self.file.set((Arc::downgrade(file), found.dev()));
         }
     }
 
@@ -71,11 +71,22 @@ impl LogSpace {
         self.file.get().map(|(_, system)| *system)
     }
 
-    /// Bytes that its backend may still take of the log's file system: what a file there has no space for yet. Blocks.
+    /// Bytes that its backend may soon take of the log's file system: what a file there has no space of its own for yet,
+    /// but no more than twice what the log can hold, for the rest is written only when that is. What a file shares with
+    /// a snapshot it has no space of its own for. Blocks.
     pub fn owed_to_backend(&self) -> u64 {
-        let found = self.backend.get().and_then(|path| path.metadata().ok());
-        let here = found.filter(|found| found.is_file() && Some(found.dev()) == self.file_system());
-        here.map_or(0, |found| found.len().saturating_sub(found.blocks() * 512))
+        let Some(path) = self.backend.get() else {
+            return 0;
+        };
+        let Ok(found) = path.metadata() else { return 0 };
+        let mut snapshots = snapshots_of(path).read_dir().into_iter().flatten();
+        let own = if snapshots.next().is_some() {
+            0
+        } else {
+            found.blocks() * 512
+        };
+        let soon = self.all.load(Ordering::Acquire).saturating_mul(2);
+        found.len().saturating_sub(own).min(soon)
     }
 
     /// Its file, while it is open. Whoever has it keeps it locked.
@@ -210,6 +221,12 @@ pub fn give_log_back(
     Ok(given)
 }
 
+/// Whether there is a file, and that on this file system. Blocks.
+fn is_file_on(path: &Path, system: u64) -> bool {
+    let found = path.metadata();
+    found.is_ok_and(|found| found.is_file() && found.dev() == system)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,24 +272,36 @@ mod tests {
     }
 
     #[test]
-    fn backend_is_owed_what_its_file_has_no_space_for_on_the_same_file_system() {
+    fn backend_is_owed_what_its_file_has_no_space_of_its_own_for() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("data");
         let file = File::create(&path).unwrap();
-        let system = file.metadata().unwrap().dev();
-        let owed = |path: &std::path::Path, system| {
-            let space = space();
-            let _ = space.file.set((Weak::new(), system));
-            let _ = space.backend.set(path.to_owned());
-            space.owed_to_backend()
-        };
+        let space = space();
+        assert_eq!(space.owed_to_backend(), 0, "there is none");
+        space.backend.set(path).unwrap();
         file.set_len(4 * MIB).unwrap();
-        assert_eq!(owed(&path, system), 4 * MIB);
-        assert_eq!(owed(&path, system + 1), 0, "it lies elsewhere");
+        assert_eq!(space.owed_to_backend(), 4 * MIB);
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, MIB).unwrap();
-        assert_eq!(owed(&path, system), 3 * MIB);
-        assert_eq!(owed(directory.path(), system), 0, "nobody can tell");
-        assert_eq!(space().owed_to_backend(), 0);
+        assert_eq!(space.owed_to_backend(), 3 * MIB);
+        let snapshots = directory.path().join("data.hdcs-snap");
+        std::fs::create_dir(&snapshots).unwrap();
+        assert_eq!(space.owed_to_backend(), 3 * MIB, "there was a snapshot");
+        File::create(snapshots.join("monday")).unwrap();
+        assert_eq!(space.owed_to_backend(), 4 * MIB, "there is one");
+        // A large one is not written all at once: the log holds 512 MiB.
+        file.set_len(1 << 40).unwrap();
+        assert_eq!(space.owed_to_backend(), 1024 * MIB);
+    }
+
+    #[test]
+    fn backend_is_asked_only_if_it_is_a_file_where_the_log_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data");
+        let system = File::create(&path).unwrap().metadata().unwrap().dev();
+        assert!(is_file_on(&path, system));
+        assert!(!is_file_on(&path, system + 1));
+        assert!(!is_file_on(directory.path(), system));
+        assert!(!is_file_on(&directory.path().join("absent"), system));
     }
 
     #[test]

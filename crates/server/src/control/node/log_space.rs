@@ -127,7 +127,11 @@ impl LogSpaces {
         let open = self.open();
         quiet_since.retain(|number, _| open.iter().any(|log| log.number == *number));
         let mut of_systems: HashMap<u64, Vec<Log>> = HashMap::new();
+        let mut all: HashMap<u64, Vec<Arc<LogSpace>>> = HashMap::new();
         for mut log in open {
+            if let Some(system) = log.space.file_system() {
+                all.entry(system).or_default().push(Arc::clone(&log.space));
+            }
             let since = quiet_since.entry(log.number).or_insert(now);
             if log.space.take_used() {
                 *since = now;
@@ -141,6 +145,7 @@ impl LogSpaces {
             }
         }
         for (system, logs) in of_systems {
+            let all = all.remove(&system).unwrap_or_default();
             let system = systems.entry(system).or_default();
             self.end_of(system).await;
             let waits = system.not_before.is_some_and(|at| now < at);
@@ -148,7 +153,7 @@ impl LogSpaces {
                 let link = Arc::clone(link);
                 system.under_way = Some(tokio::spawn(async move {
                     let mut has_changed = false;
-                    while change_one(&logs, &link).await? {
+                    while change_one(&logs, &all, &link).await? {
                         has_changed = true;
                     }
                     Ok(has_changed)
@@ -176,8 +181,8 @@ impl LogSpaces {
     }
 }
 
-/// Take the next step for the logs of a file system. Returns whether there was one.
-async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
+/// Take the next step for the logs of a file system, `all` of which have backends. Returns whether there was one.
+async fn change_one(logs: &[Log], all: &[Arc<LogSpace>], link: &Link) -> Result<bool, String> {
     // One that has not heard of what it was given fills up in what it knows of.
     let untold = |log: &'_ Log| Some((log.clone(), log.space.untold()?));
     if let Some((log, bytes)) = logs.iter().find_map(untold) {
@@ -186,13 +191,13 @@ async fn change_one(logs: &[Log], link: &Link) -> Result<bool, String> {
     let Some(any) = logs.iter().find_map(|log| log.space.file()) else {
         return Ok(false);
     };
-    let spaces: Vec<_> = logs.iter().map(|log| Arc::clone(&log.space)).collect();
+    let all = all.to_vec();
     let (found, owed) = blocking(move || {
-        let owed = spaces
-            .iter()
-            .map(|space| space.owed_to_backend())
-            .sum::<u64>();
-        (rustix::fs::fstatvfs(&*any), owed)
+        let found = rustix::fs::fstatvfs(&*any);
+        // Nobody's log is held any longer.
+        drop(any);
+        let owed = all.iter().map(|space| space.owed_to_backend());
+        (found, owed.fold(0, u64::saturating_add))
     })
     .await?;
     let found = found.map_err(|error| format!("the file system of write logs: {error}"))?;
