@@ -17,7 +17,7 @@ import pytest
 import hostile
 from daemon import Daemon
 from hostile import ATTACKS, VOLUME_BYTES
-from programs import MIB, free_port
+from programs import CLIENT_SECONDS, MIB, free_port
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 3))
 SLOWEST_MS = float(os.environ.get("HOSTILE_SLOWEST_MS", 0))
@@ -104,8 +104,8 @@ def test_attack_hurts_nobody_else(daemon, attack):
             most = max(most, resident(daemon.process))
             disk.look()
             time.sleep(0.01)
-        told, trouble = watcher.communicate(timeout=60)
-        _, complaint = hostile.communicate(timeout=60)
+        told, trouble = watcher.communicate(timeout=CLIENT_SECONDS)
+        _, complaint = hostile.communicate(timeout=CLIENT_SECONDS)
     finally:
         for process in (hostile, watcher):
             if process.poll() is None:
