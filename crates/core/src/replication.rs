@@ -61,6 +61,9 @@ pub trait Spans {
     /// The first one that ends after `position`.
     fn span_after(&self, position: u64) -> Option<SpanId>;
 
+    /// Where they end, durable or not.
+    fn head(&self) -> Point;
+
     /// Whether the log holds at this point exactly what the point says.
     fn has(&self, point: Point) -> bool;
 }

@@ -29,6 +29,8 @@ pub enum Broken {
     NoPrefix,
     /// A machine found its own state to be impossible.
     Invariant,
+    /// Everybody is up, nothing is on its way, and the group is not as it should be.
+    Stuck,
     /// A record follows that may not.
     Record,
 }

@@ -48,6 +48,12 @@ struct Options {
     /// Media that are lost.
     #[arg(long, default_value_t = 0)]
     losses: u8,
+    /// Changes of the record that are asked for again.
+    #[arg(long, default_value_t = 0)]
+    retries: u8,
+    /// Times that the joiners are named anew.
+    #[arg(long, default_value_t = 0)]
+    namings: u8,
     /// A bug to find.
     #[arg(long, value_enum)]
     plant: Option<Plant>,
@@ -81,6 +87,8 @@ fn main() -> ExitCode {
         breaks: options.breaks,
         tails: options.tails,
         losses: options.losses,
+        retries: options.retries,
+        namings: options.namings,
         plant: options.plant,
     };
     let begun = Instant::now();

@@ -82,7 +82,8 @@ fn is_for_replica(message: &Message) -> bool {
         | Message::Promised(_)
         | Message::LogData(_)
         | Message::Joining { .. }
-        | Message::HasCut { .. }
+        | Message::HasCut(_)
+        | Message::NotWhole { .. }
         | Message::Verified { .. } => false,
     }
 }
@@ -203,12 +204,12 @@ impl Up {
                     disk.in_flight.push(Write::Span(span));
                 }
             }
+            if self.replica.next_verify().is_some() {
+                self.replica.verified(true);
+            }
             while let Some(superblock) = self.replica.next_superblock() {
                 let superblock = plant.map_or(superblock, |plant| plant.superblock(superblock));
                 disk.in_flight.push(Write::Superblock(superblock));
-            }
-            if self.replica.next_verify().is_some() {
-                self.replica.verified(true);
             }
             while let Some((to, epoch, message)) = self.replica.next_message() {
                 if to == me {
@@ -232,7 +233,6 @@ impl Up {
             if to == me {
                 self.replica.receive(me, epoch, &message);
             } else {
-                let message = plant.map_or(message.clone(), |plant| plant.message(message));
                 effects.push(Effect::Send((to, epoch, message)));
             }
         }

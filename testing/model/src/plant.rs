@@ -1,6 +1,5 @@
 //! Planted bugs: each breaks a rule, and the model has to find it.
 
-use hdcs_core::replication::message::{Cut, Message};
 use hdcs_core::replication::replica::Superblock;
 
 /// See the module.
@@ -43,22 +42,15 @@ impl Plant {
                 void_before: 0,
                 ..superblock
             },
+            Self::CutByPresentOpening if superblock.void_before > 0 => Superblock {
+                void_before: superblock.incarnation,
+                ..superblock
+            },
             Self::UnknownOpening => Superblock {
                 incarnation: superblock.incarnation.min(1),
                 ..superblock
             },
             _ => superblock,
-        }
-    }
-
-    /// What is sent in place of a message.
-    pub fn message(self, message: Message) -> Message {
-        match message {
-            Message::JoinAt(cut) if self == Self::CutByPresentOpening => Message::JoinAt(Cut {
-                void_before: cut.change.incarnation,
-                ..cut
-            }),
-            message => message,
         }
     }
 }

@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use hdcs_core::replication::Member;
+use hdcs_core::replication::group::Group;
 use hdcs_core::replication::message::{Copy, Message};
 use hdcs_core::replication::record::{AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat};
 use hdcs_core::replication::replica::Superblock;
 use hdcs_core::replication::takeover::Step;
+use hdcs_core::replication::{Member, Spans};
 use stateright::{Model, Property};
 
 use crate::checks::{Broken, History};
@@ -49,6 +50,10 @@ pub struct Scope {
     pub tails: u8,
     /// Media that are lost with a crash.
     pub losses: u8,
+    /// Changes of the record that are asked for again since no answer came.
+    pub retries: u8,
+    /// Times that the manager names the joiners anew.
+    pub namings: u8,
     /// A bug.
     pub plant: Option<Plant>,
 }
@@ -72,6 +77,8 @@ pub struct World {
     breaks: u8,
     tails: u8,
     losses: u8,
+    retries: u8,
+    namings: u8,
     broken: Option<Broken>,
 }
 
@@ -94,8 +101,14 @@ pub enum Act {
     Break(usize, usize),
     /// The primary gives up a member.
     Suspect(usize, usize),
+    /// Somebody who owes an answer misses a deadline, when nothing else happens.
+    Miss(usize, usize),
     /// The manager names a candidate.
     Take(usize),
+    /// It names the joiners anew.
+    Name,
+    /// A node was not told how asking for a record ended, and asks again.
+    AskAgain(usize),
     /// The candidate waits for no more promises.
     EndGathering(usize),
     /// It waits for nobody to be level any more.
@@ -149,6 +162,8 @@ impl Model for Scope {
             breaks: 0,
             tails: 0,
             losses: 0,
+            retries: 0,
+            namings: 0,
             broken: None,
         };
         world.begin(self);
@@ -163,6 +178,12 @@ impl Model for Scope {
             world.acts_of(self, index, acts);
         }
         acts.extend((0..world.asked.len()).map(Act::Store));
+        if world.namings < self.namings && world.record.primary().is_some() {
+            acts.push(Act::Name);
+        }
+        if world.is_quiet() {
+            world.misses(acts);
+        }
         if world.takings < self.takings {
             let members = world.record.config.members.iter();
             // As long as the secondaries are alike, it does not matter which of them is the first one to take.
@@ -181,6 +202,9 @@ impl Model for Scope {
     fn next_state(&self, last: &World, act: Act) -> Option<World> {
         let mut world = last.clone();
         world.step(self, act);
+        if world.broken.is_none() && world.is_stuck(self) {
+            world.broken = Some(Broken::Stuck);
+        }
         (world != *last).then_some(world)
     }
 
@@ -217,6 +241,9 @@ impl World {
         if self.losses < scope.losses {
             acts.push(Act::Lose(index));
         }
+        if self.retries < scope.retries && up.part != Part::Follows && !self.asked.is_empty() {
+            acts.push(Act::AskAgain(index));
+        }
         if up.seen < self.record.revision && self.is_told_something(index, up) {
             acts.push(Act::See(index));
         }
@@ -252,6 +279,58 @@ impl World {
                 candidate: member(index),
             };
         is_candidate || !matches!(up.part, Part::Follows)
+    }
+
+    /// Whether everybody is up and nothing is on its way, so that only deadlines and the manager have anything go on.
+    fn is_quiet(&self) -> bool {
+        let is_idle = |(index, node): (usize, &Arc<Node>)| {
+            let is_told =
+                |up: &Up| up.seen >= self.record.revision || !self.is_told_something(index, up);
+            node.disk.in_flight.is_empty()
+                && (node.up.as_ref())
+                    .is_some_and(|up| is_told(up) && !matches!(up.part, Part::Takes(_)))
+        };
+        self.asked.is_empty()
+            && self.links.iter().flatten().all(|link| link.is_empty())
+            && self.nodes.iter().enumerate().all(is_idle)
+    }
+
+    /// The primary that the record names, if it serves.
+    fn primary(&self) -> Option<(usize, &Up, &Group)> {
+        let index = usize::from(self.record.primary()?.0);
+        let up = self.nodes[index].up.as_ref()?;
+        match &up.part {
+            Part::Serves(group) if group.epoch() == self.record.epoch => Some((index, up, group)),
+            Part::Follows | Part::Takes(_) | Part::Serves(_) => None,
+        }
+    }
+
+    /// The deadlines that may be missed.
+    fn misses(&self, acts: &mut Vec<Act>) {
+        let Some((index, up, group)) = self.primary() else {
+            return;
+        };
+        let owing = group.owing(up.replica.head().position);
+        acts.extend(owing.map(|other| Act::Miss(index, usize::from(other.0))));
+    }
+
+    /// Whether nothing goes on any more although something should.
+    fn is_stuck(&self, scope: &Scope) -> bool {
+        let Some((.., group)) = self.primary() else {
+            return false;
+        };
+        if group.is_settled() || !self.is_quiet() {
+            return false;
+        }
+        let mut acts = Vec::new();
+        self.misses(&mut acts);
+        acts.into_iter().all(|act| {
+            let mut next = self.clone();
+            if let Act::Miss(index, other) = act {
+                next.miss(scope, index, other);
+            }
+            next == *self
+        })
     }
 
     /// The first taking, up to where all members are in step, without anything going wrong.
@@ -334,6 +413,19 @@ impl World {
                 let record = self.record.taking(member(candidate));
                 self.asked.push(record);
                 self.store(self.asked.len() - 1);
+            }
+            Act::Miss(index, other) => self.miss(scope, index, other),
+            Act::Name => {
+                self.namings += 1;
+                self.record = self.record.with_joiners(self.record.joiners.clone());
+            }
+            Act::AskAgain(index) => {
+                self.retries += 1;
+                self.with(scope, index, |up| match &mut up.part {
+                    Part::Follows => {}
+                    Part::Takes(takeover) => takeover.ask_again(),
+                    Part::Serves(group) => group.ask_again(),
+                });
             }
             Act::EndGathering(index) => self.with(scope, index, |up| {
                 if let Part::Takes(takeover) = &mut up.part {
@@ -488,7 +580,7 @@ impl World {
                     self.answer(to, from, epoch, Message::Promised(copy));
                 }
             }
-            (Some(Plant::JoinerCountedEarly), Message::HasCut { .. }) => {
+            (Some(Plant::JoinerCountedEarly), Message::HasCut(_)) => {
                 if let Some(Part::Serves(group)) = self.part_of(to) {
                     let record = group.record().join(Seat {
                         member: member(from),
@@ -577,6 +669,16 @@ impl World {
         // What the first one sent on hearing of it is lost, too.
         self.links[one][other] = Arc::default();
         self.links[other][one] = Arc::default();
+    }
+
+    /// Somebody missed a deadline: a member is to leave; the link to a joiner is broken.
+    fn miss(&mut self, scope: &Scope, index: usize, other: usize) {
+        if self.record.config.members.contains(member(other)) {
+            self.suspect(scope, index, other);
+        } else {
+            self.disconnect(scope, index, other);
+            self.connect(scope, index, other);
+        }
     }
 
     fn suspect(&mut self, scope: &Scope, index: usize, other: usize) {

@@ -20,6 +20,8 @@ const QUIET: Scope = Scope {
     breaks: 0,
     tails: 0,
     losses: 0,
+    retries: 0,
+    namings: 0,
     plant: None,
 };
 
@@ -88,7 +90,7 @@ fn takeover_under_crashes_and_slow_writes_of_the_primary() {
 fn members_leave_and_join() {
     let scope = Scope {
         ack: AckLevel::Majority,
-        spans: 2,
+        spans: 1,
         takings: 1,
         suspicions: 1,
         slow: [false; NODES],
@@ -102,6 +104,41 @@ fn members_leave_and_join() {
         ..QUIET
     };
     explore("a join, and a crash", scope);
+}
+
+#[test]
+fn store_that_answers_late_and_a_manager_that_changes_its_mind() {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        spans: 1,
+        suspicions: 2,
+        tails: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    explore(
+        "links, while members leave and join",
+        Scope {
+            breaks: 1,
+            ..scope.clone()
+        },
+    );
+    explore(
+        "joiners named anew",
+        Scope {
+            namings: 1,
+            ..scope.clone()
+        },
+    );
+    explore(
+        "records asked for again",
+        Scope {
+            suspicions: 1,
+            breaks: 1,
+            retries: 1,
+            ..scope
+        },
+    );
 }
 
 #[test]
@@ -151,12 +188,11 @@ fn with_plant(plant: Plant) -> Scope {
             slow: [false, false, true],
             ..scope
         },
-        Plant::LeaverDroppedEarly | Plant::LeaveNotCovered => Scope {
+        Plant::LeaverDroppedEarly
+        | Plant::LeaveNotCovered
+        | Plant::JoinerCountedEarly
+        | Plant::CutByPresentOpening => Scope {
             suspicions: 1,
-            ..scope
-        },
-        Plant::JoinerCountedEarly | Plant::CutByPresentOpening => Scope {
-            members: 2,
             ..scope
         },
         Plant::ForgottenCut => Scope {

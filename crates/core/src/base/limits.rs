@@ -102,6 +102,10 @@ pub const SPANS_IN_FLIGHT_MAX: usize = 8;
 /// the rest, some milliseconds.
 pub const JOIN_LAG_BLOCKS_MAX: u64 = 1024;
 
+/// Points of its log that a joiner names. The last one in common is looked for among them; were they fewer, more of the log
+/// would be sent again.
+pub const JOIN_POINTS_MAX: usize = 256;
+
 /// Work of one kind in one step of a volume, in looks at runs, entries, parts of items or blocks: some ten
 /// microseconds, for which clients wait.
 pub const STEP_WORK_MAX: usize = 512;

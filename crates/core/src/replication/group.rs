@@ -77,7 +77,10 @@ impl Progress {
 struct Pending {
     kind: Kind,
     to: GroupRecord,
+    /// It was handed out and its outcome is waited for.
     is_asked: bool,
+    /// It was handed out some time: the store may have it, whatever is known.
+    may_be_written: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -176,9 +179,7 @@ impl Group {
     /// A link to a node is there.
     pub fn connected(&mut self, to: Member) {
         // One that is perhaps a member already is treated as one: it must not be cut.
-        let is_joined = (self.pending.as_ref())
-            .is_some_and(|pending| pending.kind == Kind::Join(to) && pending.is_asked);
-        let is_member = self.record.config.members.contains(to) || is_joined;
+        let is_member = self.record.config.members.contains(to) || self.may_have_joined(to);
         if let Some(other) = self.others.get_mut(&to) {
             other.link = if is_member {
                 Link::Attaching { is_sent: false }
@@ -193,9 +194,34 @@ impl Group {
         if let Some(other) = self.others.get_mut(&from) {
             other.link = Link::Away;
         }
-        // Before it is asked for, nobody relies on it.
-        (self.pending).take_if(|pending| pending.kind == Kind::Join(from) && !pending.is_asked);
+        self.drop_join(from);
         self.advance();
+    }
+
+    /// Whether the record may name a joiner a member by now.
+    fn may_have_joined(&self, joiner: Member) -> bool {
+        (self.pending.as_ref())
+            .is_some_and(|pending| pending.kind == Kind::Join(joiner) && pending.may_be_written)
+    }
+
+    /// A joiner is not to join any more. Nobody relies on it before the store was asked.
+    fn drop_join(&mut self, joiner: Member) {
+        let is_it =
+            |pending: &mut Pending| pending.kind == Kind::Join(joiner) && !pending.may_be_written;
+        self.pending.take_if(is_it);
+    }
+
+    /// Begin again with a joiner that is reached, unless it may be a member.
+    fn bring_up_anew(&mut self, joiner: Member) {
+        if self.may_have_joined(joiner) {
+            return;
+        }
+        self.drop_join(joiner);
+        if let Some(other) = self.others.get_mut(&joiner)
+            && other.link != Link::Away
+        {
+            other.link = Link::Joining(Step::FIRST);
+        }
     }
 
     /// What is durable of this node's own copy.
@@ -226,14 +252,16 @@ impl Group {
             (Message::Fenced { promised }, _) if *promised > self.record.epoch => self.fence(),
             (Message::Attached(copy), Link::Attaching { is_sent: true }) => {
                 let next = log.span_after(copy.head.position);
-                let follows = next.is_none_or(|next| next.start == copy.head);
+                let follows = match next {
+                    Some(next) => next.start == copy.head,
+                    None => log.head() == copy.head,
+                };
                 let joined = self.record.config.members.joined(from);
                 let is_ours = copy.promised == self.record.epoch
                     && copy.joined == joined.unwrap_or(other.joined)
                     && copy.is_whole
                     && copy.head.position >= other.durable
-                    && follows
-                    && log.has(copy.head);
+                    && follows;
                 if is_ours {
                     other.link = Link::InStep;
                     other.sent = copy.head.position;
@@ -241,15 +269,19 @@ impl Group {
                     other.tail = copy.tail.position;
                     other.told = other.tail;
                 } else {
-                    other.link = Link::Away;
+                    // It stays like this until the record without it is there, and joins then.
                     self.suspect(from);
                 }
             }
             (Message::Ack { durable }, Link::InStep) => {
                 other.durable = other.durable.max(*durable).min(other.sent);
+                // It answers: it need not leave, if the store was not asked yet.
+                self.pending.take_if(|pending| {
+                    pending.kind == Kind::Leave(from) && !pending.may_be_written
+                });
             }
             (Message::Named { tail, .. }, Link::InStep) => {
-                other.tail = other.tail.max(*tail);
+                other.tail = other.tail.max((*tail).min(other.told));
             }
             (_, Link::Joining(step)) => self.receive_of_joiner(from, step, message, log),
             // It answers something that it was not asked on this link.
@@ -264,16 +296,19 @@ impl Group {
             return;
         };
         let next = match (message, step) {
-            (Message::Joining { points }, Step::Asks { is_sent: true } | Step::Verifies { .. }) => {
+            (Message::NotWhole { up_to: read }, Step::Verifies { up_to }) if *read == up_to => {
+                Step::FIRST
+            }
+            (Message::Joining { points }, Step::Asks { is_sent: true }) => {
                 other.joined = revision;
                 Step::Cuts {
                     cut: resync::cut(points, log, change, revision),
                     is_sent: false,
                 }
             }
-            (Message::HasCut { at }, Step::Cuts { cut, is_sent: true }) if *at == cut.at => {
-                other.sent = at.position;
-                other.durable = at.position;
+            (Message::HasCut(has), Step::Cuts { cut, is_sent: true }) if *has == cut => {
+                other.sent = cut.at.position;
+                other.durable = cut.at.position;
                 other.tail = cut.change.tail.position;
                 other.told = other.tail;
                 Step::Streams
@@ -283,7 +318,7 @@ impl Group {
                 step
             }
             (Message::Named { tail, .. }, step) if step.takes_spans() => {
-                other.tail = other.tail.max(*tail);
+                other.tail = other.tail.max((*tail).min(other.told));
                 step
             }
             (Message::Verified { up_to: read }, Step::Verifies { up_to }) if *read == up_to => {
@@ -340,10 +375,37 @@ impl Group {
         }
     }
 
-    /// A member missed a deadline: it is to leave. Not this node itself.
+    /// Who owes an answer, if this node's log ends at `head`: who answers nothing for long has missed a deadline. Not
+    /// those who cannot be reached.
+    pub fn owing(&self, head: u64) -> impl Iterator<Item = Member> {
+        let others = self
+            .others
+            .iter()
+            .filter(move |(_, other)| match other.link {
+                Link::Away => false,
+                Link::Attaching { .. } | Link::Joining(_) => true,
+                Link::InStep => other.durable < head || other.tail < self.change.tail.position,
+            });
+        others.map(|(member, _)| *member)
+    }
+
+    /// Whether every member is in step, nobody is to join, and no change of the record is wanted.
+    pub fn is_settled(&self) -> bool {
+        let mut others = self.others.values();
+        self.pending.is_none()
+            && self.record.joiners.is_empty()
+            && others.all(|other| other.link == Link::InStep)
+    }
+
+    /// A member missed a deadline: it is to leave, unless a change of the record is under way. Not this node itself. Of a
+    /// joiner the link is broken instead: what it still answers would be taken for an answer to what it is asked anew.
     pub fn suspect(&mut self, member: Member) {
         let is_member = self.record.config.members.contains(member);
-        if self.pending.is_none() && is_member && member != self.me && !self.is_fenced {
+        if member == self.me || self.is_fenced || !is_member {
+            return;
+        }
+        let is_free = (self.pending.as_ref()).is_none_or(|pending| !pending.may_be_written);
+        if is_free {
             self.want(Kind::Leave(member));
             self.advance();
         }
@@ -361,6 +423,7 @@ impl Group {
             kind,
             to,
             is_asked: false,
+            may_be_written: false,
         });
     }
 
@@ -377,6 +440,7 @@ impl Group {
             return None;
         }
         pending.is_asked = true;
+        pending.may_be_written = true;
         Some(pending.to.clone())
     }
 
@@ -415,10 +479,23 @@ impl Group {
         let (members, joiners) = (&self.record.config.members, &self.record.joiners);
         let all: Nodes = members.iter().chain(joiners.iter().copied()).collect();
         self.others.retain(|member, _| all.contains(member));
+        let is_to_join = match self.pending {
+            Some(Pending {
+                kind: Kind::Join(member),
+                ..
+            }) => Some(member),
+            _ => None,
+        };
         for member in all.iter().copied().filter(|member| *member != self.me) {
             let other = self.others.entry(member).or_insert(Progress::UNKNOWN);
             other.link = match (other.link, members.contains(member)) {
                 (Link::Joining(Step::Whole), true) => Link::InStep,
+                // What it has is good under the revision that is asked for again.
+                (link @ (Link::Attaching { .. } | Link::InStep), false)
+                    if is_to_join == Some(member) =>
+                {
+                    link
+                }
                 (Link::Attaching { .. } | Link::InStep, false) => Link::Joining(Step::FIRST),
                 (Link::Joining(_), true) => Link::Attaching { is_sent: false },
                 (link, _) => link,
@@ -438,6 +515,15 @@ impl Group {
     pub fn next_message(&mut self, log: &impl Spans) -> Option<(Member, Message)> {
         if self.is_fenced {
             return None;
+        }
+        // What a joiner needs next has gone: a point further on is agreed upon.
+        let mut others = self.others.iter();
+        let lost = others.find(|(_, other)| {
+            let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
+            takes && !follows(log, other.sent)
+        });
+        if let Some((&joiner, _)) = lost {
+            self.bring_up_anew(joiner);
         }
         let (change, committed) = (self.change, self.committed);
         let mut all = self.others.iter_mut();
@@ -478,11 +564,6 @@ impl Progress {
             Link::Joining(Step::Cuts { cut, is_sent }) => {
                 (!core::mem::replace(is_sent, true)).then_some(Message::JoinAt(*cut))
             }
-            Link::Joining(step) if !follows(log, self.sent) => {
-                // What it needs next has gone: a point further on is agreed upon.
-                *step = Step::Asks { is_sent: true };
-                Some(Message::Join)
-            }
             Link::Joining(step @ Step::Streams)
                 if self.durable + JOIN_LAG_BLOCKS_MAX >= committed
                     && let Some(up_to) = point_at(log, self.durable, change.tail) =>
@@ -511,9 +592,12 @@ impl Progress {
     }
 }
 
-/// Whether the log still has what comes behind this position, or nothing comes there.
+/// Whether the log still has what comes behind this position, or ends there.
 fn follows(log: &impl Spans, position: u64) -> bool {
-    (log.span_after(position)).is_none_or(|next| next.start.position == position)
+    match log.span_after(position) {
+        Some(next) => next.start.position == position,
+        None => log.head().position == position,
+    }
 }
 
 /// What a log that begins at `tail` says at the end of one of its spans.

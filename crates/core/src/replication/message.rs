@@ -52,21 +52,25 @@ pub enum Message {
     LogData(SpanId),
     /// Primary to joiner: what do you have?
     Join,
-    /// Where the joiner's spans end, oldest first, from its tail on.
+    /// Where the joiner's spans end, oldest first, from its tail on: [`JOIN_POINTS_MAX`] of them at most.
+    ///
+    /// [`JOIN_POINTS_MAX`]: crate::base::limits::JOIN_POINTS_MAX
     Joining {
         /// See above.
         points: Vec<Point>,
     },
     /// Primary to joiner: forget what you have beyond the cut.
     JoinAt(Cut),
-    /// It has, durably.
-    HasCut {
-        /// Where it ends now.
-        at: Point,
-    },
+    /// It has, durably, been cut there.
+    HasCut(Cut),
     /// Primary to joiner: read back what you have, up to here.
     Verify {
         /// Where that ends.
+        up_to: Point,
+    },
+    /// It was read back and is not whole.
+    NotWhole {
+        /// Up to here.
         up_to: Point,
     },
     /// It was read back and is whole.

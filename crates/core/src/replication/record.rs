@@ -191,7 +191,7 @@ pub enum RecordError {
     Primary,
     /// The members are not what the change may make of them.
     #[error(
-        "members change one at a time, the primary stays, and who joins was named a joiner before"
+        "members change one at a time, the primary stays, who joins was named a joiner before, and how many copies a write needs stays as it is"
     )]
     Members,
     /// The floor goes back.
@@ -335,7 +335,15 @@ impl GroupRecord {
                         gone + come.len() <= 1 && come.is_subset(&self.joiners)
                     }
                 };
-                if !is_allowed || !new.contains(primary) || !stay.are_among(old) {
+                let is_same_level = (next.config.replicas, next.config.ack)
+                    == (self.config.replicas, self.config.ack);
+                let is_disjoint = !next.joiners.iter().any(|joiner| new.contains(*joiner));
+                if !is_allowed
+                    || !is_same_level
+                    || !is_disjoint
+                    || !new.contains(primary)
+                    || !stay.are_among(old)
+                {
                     return Err(RecordError::Members);
                 }
                 Ok(())
@@ -453,6 +461,11 @@ mod tests {
             refused(&serving, &serving.join(seat(5))),
             RecordError::Members
         );
+        let mut fewer = serving.with_joiners(joiners([]));
+        fewer.config.ack = AckLevel::One;
+        assert_eq!(refused(&serving, &fewer), RecordError::Members);
+        let both = serving.with_joiners(joiners([0]));
+        assert_eq!(refused(&serving, &both), RecordError::Members);
         let later = Seat {
             joined: 2,
             ..seat(0)

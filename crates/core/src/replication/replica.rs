@@ -41,6 +41,7 @@ use alloc::vec::Vec;
 
 use super::message::{Change, Copy, Cut, Message};
 use super::{Member, Point, SpanId, Spans};
+use crate::base::limits::JOIN_POINTS_MAX;
 
 /// What a member's superblock says for replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +131,8 @@ pub struct Replica {
     change: Option<Asked<Change>>,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
+    /// What it holds was read back and is not as it should be.
+    is_rotten: bool,
     /// Something is being read back, for `verify` or for somebody who does not ask any more.
     is_reading: bool,
     outgoing: VecDeque<Outgoing>,
@@ -139,6 +142,10 @@ impl Spans for Replica {
     fn span_after(&self, position: u64) -> Option<SpanId> {
         let mut spans = self.spans.iter().map(|held| held.span);
         spans.find(|span| span.end.position > position)
+    }
+
+    fn head(&self) -> Point {
+        self.head
     }
 
     fn has(&self, point: Point) -> bool {
@@ -170,6 +177,7 @@ impl Replica {
             change: None,
             cut: None,
             verify: None,
+            is_rotten: false,
             is_reading: false,
             outgoing: VecDeque::new(),
         }
@@ -178,11 +186,6 @@ impl Replica {
     /// The superblock that is durable.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
-    }
-
-    /// Where what was taken ends.
-    pub fn head(&self) -> Point {
-        self.head
     }
 
     /// Where what is durable ends.
@@ -207,6 +210,20 @@ impl Replica {
             joined: self.superblock.joined,
             is_whole: self.superblock.is_whole && self.has(floor),
         }
+    }
+
+    /// Where its durable spans end, from the tail on; not each of them if there are many, but always the last one.
+    fn points(&self) -> Vec<Point> {
+        if self.is_rotten {
+            return Vec::new();
+        }
+        let spans = self.spans.iter().map(|held| held.span.end);
+        let durable = spans.filter(|end| end.position <= self.durable.position);
+        let ends: Vec<Point> = [self.superblock.tail].into_iter().chain(durable).collect();
+        let step = ends.len().div_ceil(JOIN_POINTS_MAX);
+        let mut points: Vec<Point> = ends.iter().rev().step_by(step).copied().collect();
+        points.reverse();
+        points
     }
 
     /// Whether it takes what is appended in this epoch.
@@ -260,16 +277,10 @@ impl Replica {
                 }
             }
             Message::Join => {
-                let ends = self.spans.iter().filter(|held| held.is_written);
-                let points = [self.superblock.tail]
-                    .into_iter()
-                    .chain(ends.map(|held| held.span.end));
-                let points: Vec<Point> = points
-                    .filter(|point| point.position <= self.durable.position)
-                    .collect();
+                let points = self.points();
                 self.send(from, epoch, Message::Joining { points });
             }
-            Message::JoinAt(cut) => {
+            Message::JoinAt(cut) if cut.change.tail.position <= cut.at.position => {
                 self.leader = Some(by(()));
                 self.promise = None;
                 self.change = None;
@@ -298,7 +309,8 @@ impl Replica {
 
     /// Take a span in this epoch, from whoever may write in it.
     pub fn append(&mut self, epoch: u64, span: SpanId) {
-        if !self.takes(epoch) || span.start != self.head {
+        let is_some = span.end.position > span.start.position;
+        if !self.takes(epoch) || span.start != self.head || !is_some {
             return;
         }
         self.spans.push_back(Held {
@@ -398,11 +410,11 @@ impl Replica {
         if is_good {
             verify.what.state = Reading::Good;
         } else {
-            // All of it anew.
-            let (by, epoch) = (verify.by, verify.epoch);
+            let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
-            let points = Vec::new();
-            self.send(by, epoch, Message::Joining { points });
+            // None of it is offered again.
+            self.is_rotten = true;
+            self.send(by, epoch, Message::NotWhole { up_to });
         }
         self.settle();
     }
@@ -505,10 +517,12 @@ impl Replica {
         let cut = asked.what;
         if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
             self.cut = None;
-            self.send(asked.by, asked.epoch, Message::HasCut { at: cut.at });
+            self.is_rotten = false;
+            self.send(asked.by, asked.epoch, Message::HasCut(cut));
             return;
         }
-        let keeps = self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
+        let keeps =
+            !self.is_rotten && self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
         if keeps {
             while (self.spans.back())
                 .is_some_and(|held| held.span.start.position >= cut.at.position)
@@ -702,7 +716,7 @@ mod tests {
         assert_eq!((written.cut_position, written.void_before), (1, 4));
         assert_eq!(written.joined, 8);
         assert!(!written.is_whole && !written.counts(&span(1, 0)) && written.counts(&span(0, 0)));
-        let has_cut = Message::HasCut { at: point(1) };
+        let has_cut = Message::HasCut(cut);
         assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
         assert_eq!(replica.durable(), point(1));
 
@@ -735,7 +749,7 @@ mod tests {
         let mut replica = Replica::new(written, spans);
         replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(1)));
         assert_eq!(write_superblock(&mut replica).tail, point(1));
-        let has_cut = Message::HasCut { at: point(1) };
+        let has_cut = Message::HasCut(cut(1));
         assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
     }
 
@@ -759,6 +773,9 @@ mod tests {
         assert_eq!(replica.next_verify(), Some(up_to));
         replica.verified(false);
         assert_eq!(replica.next_superblock(), None);
+        let not_whole = Message::NotWhole { up_to };
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, not_whole)));
+        replica.receive(CANDIDATE, 3, &Message::Join);
         let joining = Message::Joining { points: Vec::new() };
         assert_eq!(replica.next_message(), Some((CANDIDATE, 3, joining)));
     }

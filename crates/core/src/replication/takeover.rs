@@ -36,9 +36,7 @@ pub enum Step {
     Gathers,
     /// Spans that this node lacks come from another one.
     Fetches {
-        /// Who has the longest log.
-        from: Member,
-        /// Where that ends.
+        /// Where the longest log ends.
         up_to: Point,
     },
     /// Others get what they lack.
@@ -96,8 +94,8 @@ pub struct Takeover {
     step: Step,
     /// What superblocks shall say.
     change: Change,
-    /// What was asked for by ReadLog and has not come.
-    reads_after: Option<Point>,
+    /// What was asked for by ReadLog and has not come, and of whom.
+    reads: Option<(Member, Point)>,
 }
 
 impl Takeover {
@@ -124,7 +122,7 @@ impl Takeover {
             own: Point::default(),
             step: Step::Gathers,
             change: Change::default(),
-            reads_after: None,
+            reads: None,
         }
     }
 
@@ -155,9 +153,7 @@ impl Takeover {
         if let Some(answer) = self.answers.get_mut(&from) {
             answer.link = Link::Away;
             answer.is_told = false;
-            if matches!(self.step, Step::Fetches { from: source, .. } if source == from) {
-                self.reads_after = None;
-            }
+            self.reads.take_if(|(source, _)| *source == from);
         }
     }
 
@@ -189,14 +185,15 @@ impl Takeover {
                 }
             }
             (Message::Ack { durable }, Link::Open) => {
-                answer.durable = answer.durable.max(*durable);
+                let durable = (*durable).min(answer.sent.position);
+                answer.durable = answer.durable.max(durable);
             }
             (Message::Named { tail, incarnation }, Link::Open) => {
                 let named = (*tail, *incarnation);
                 answer.is_named = named == (self.change.tail.position, self.change.incarnation);
             }
-            (Message::LogData(span), Link::Open) if self.reads_after == Some(span.start) => {
-                self.reads_after = None;
+            (Message::LogData(span), Link::Open) if self.reads == Some((from, span.start)) => {
+                self.reads = None;
                 return Some(*span);
             }
             _ => {}
@@ -233,19 +230,25 @@ impl Takeover {
         if self.step != Step::Gathers || !self.has_enough() {
             return;
         }
-        let longest = self.whole().max_by_key(|(_, copy)| copy.head.position);
-        let (from, up_to) = longest
-            .map(|(member, copy)| (member, copy.head))
-            .expect("enough have answered");
+        let heads = self.whole().map(|(_, copy)| copy.head);
+        let longest = heads.max_by_key(|head| head.position);
         let tails = self.whole().map(|(_, copy)| copy.tail);
         let tail = tails.max_by_key(|tail| tail.position);
         let copies = self.answers.values().filter_map(|answer| answer.copy);
         let known = copies.map(|copy| copy.incarnation).max();
-        self.change = Change {
-            tail: tail.unwrap_or_default(),
-            incarnation: known.unwrap_or(0) + 1,
+        let (Some(up_to), Some(tail), Some(incarnation)) =
+            (longest, tail, known.and_then(|known| known.checked_add(1)))
+        else {
+            self.step = Step::Stopped;
+            return;
         };
-        self.step = Step::Fetches { from, up_to };
+        self.change = Change { tail, incarnation };
+        // What lies before the tail is not to be had from anybody: another one of those that promised has to take it.
+        self.step = if self.own.position < tail.position {
+            Step::Stopped
+        } else {
+            Step::Fetches { up_to }
+        };
         self.go_on();
     }
 
@@ -277,7 +280,7 @@ impl Takeover {
         if self.step == Step::Gathers && self.answers.values().all(|answer| answer.copy.is_some()) {
             self.end_gathering();
         }
-        if let Step::Fetches { up_to, .. } = self.step
+        if let Step::Fetches { up_to } = self.step
             && self.own == up_to
         {
             self.step = Step::Levels { head: up_to };
@@ -304,15 +307,19 @@ impl Takeover {
             }
         }
         match self.step {
-            Step::Fetches { from, up_to } if head != up_to && self.reads_after.is_none() => {
-                let is_open = self
-                    .answers
-                    .get(&from)
-                    .is_some_and(|a| a.link == Link::Open);
-                is_open.then(|| {
-                    self.reads_after = Some(head);
-                    (from, Message::ReadLog { after: head })
-                })
+            Step::Fetches { up_to } if head != up_to && self.reads.is_none() => {
+                let is_open = |member| {
+                    self.answers
+                        .get(&member)
+                        .is_some_and(|a| a.link == Link::Open)
+                };
+                let sources = self.whole().filter(|(_, copy)| copy.head == up_to);
+                let mut sources = sources.map(|(member, _)| member);
+                let from = sources.find(|member| is_open(*member));
+                drop(sources);
+                let from = from?;
+                self.reads = Some((from, head));
+                Some((from, Message::ReadLog { after: head }))
             }
             Step::Levels { head } => self.next_levelling(log, head),
             _ => None,
