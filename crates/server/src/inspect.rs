@@ -362,7 +362,7 @@ fn replay(
             Err(_) => Err(IoError::Failed),
         };
         replay.read_done(Nanos(0), read.chunk, result, |_, found| match found {
-            Replayed::Entries(_) => {}
+            Replayed::Span(_) | Replayed::Entries(_) => {}
             Replayed::Record(_) => records += 1,
             Replayed::Done => done = true,
         })?;
@@ -747,7 +747,7 @@ pub fn wipe_device(path: &Path) -> io::Result<()> {
 mod tests {
     use hdcs_core::base::limits::LOG_BYTES_MIN;
     use hdcs_core::format::{
-        EntryKind, LOG_VERSION, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+        EntryKind, SPAN_MAGIC, SPAN_VERSION, SpanEntry, SpanHeader, block_checksum,
     };
     use zerocopy::IntoBytes;
 
@@ -804,7 +804,7 @@ mod tests {
         let data = [9; BLOCK_BYTES];
         let header = SpanHeader {
             magic: SPAN_MAGIC,
-            version: LOG_VERSION.into(),
+            version: SPAN_VERSION.into(),
             control_blocks: 1.into(),
             data_blocks: 1.into(),
             entries: 1.into(),

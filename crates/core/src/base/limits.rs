@@ -120,6 +120,10 @@ pub const LOG_READ_TRIES_MAX: u8 = 3;
 /// Bad blocks of a log that are remembered at most: destage stops before the first one.
 pub const LOG_BAD_BLOCKS_MAX: usize = 1024;
 
+/// Position that a log begins or is cut at, at most: sums with one do not overflow. A million blocks a second reach it
+/// in 146,000 years.
+pub const LOG_POSITION_MAX: u64 = 1 << 62;
+
 /// Ranges of sectors that a log records as lost at most: half of its superblock.
 pub const LOST_RANGES_MAX: usize = 128;
 

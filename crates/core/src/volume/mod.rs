@@ -640,6 +640,7 @@ impl Volume {
             }
             // It says something to somebody: to leave it out would be to lose it.
             Found::Record(found) => record = record.or(Some(found.span)),
+            Found::Span(_) => {}
             Found::Done => whole = true,
         });
         if runs > 0 {

@@ -688,7 +688,7 @@ fn replayed_through(
             .copy_from_slice(&world.log[read.offset as usize..][..bytes]);
         way(read.offset as usize, &mut read.buf);
         replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
-            Found::Entries(_) => {}
+            Found::Span(_) | Found::Entries(_) => {}
             Found::Record(record) => records.push(record),
             Found::Done => done = true,
         })?;
