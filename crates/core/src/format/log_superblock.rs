@@ -120,11 +120,15 @@ impl LogSuperblock {
         self.flags = U64::new(self.flags.get() & !LOG_NOT_WHOLE | mark);
     }
 
-    /// Have it name no end of the log behind `end`, a position: what lies there was cut off, and is missed by nobody.
-    /// It is to be sealed afterwards.
+    /// Have it say that the log ends at `end`, a position, and is durable up to there: a cut has taken what was behind. It
+    /// is to be sealed afterwards.
     pub fn truncate(&mut self, end: u64) {
-        self.known_head = U64::new(self.known_head.get().min(end));
+        self.known_head = U64::new(end);
         self.clean_head = U64::new(u64::MAX);
+        if self.tail.get() == end {
+            // How far ahead of what is durable somebody else writes the first span is not known here.
+            self.ahead = U64::new(0);
+        }
     }
 
     /// Whether a span of this opening that lies at this position was cut off ([`Membership::voids`]).
@@ -339,15 +343,16 @@ mod tests {
     }
 
     #[test]
-    fn truncation_leaves_no_end_behind_it() {
+    fn truncation_names_the_new_end() {
         let mut superblock = of_group();
         superblock.known_head = U64::new(120);
         superblock.clean_head = U64::new(120);
         superblock.truncate(100);
         assert_eq!(superblock.known_head.get(), 100);
         assert_eq!(superblock.clean_head.get(), u64::MAX);
-        superblock.truncate(110);
-        assert_eq!(superblock.known_head.get(), 100, "it proves what it did");
+        assert!(superblock.named_ahead() > 0, "spans before the cut name it");
+        superblock.truncate(superblock.tail.get());
+        assert_eq!((superblock.known_head.get(), superblock.named_ahead()), (0, 0));
     }
 
     /// The program before this version reads the first one only.
