@@ -1,7 +1,11 @@
 //! What happens to the log of a copy in a group besides what a volume writes there.
 
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::error::OpenError;
+use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock, Membership};
+use hdcs_core::log::replay::{Found, Replay, SpanFound};
 use zerocopy::IntoBytes;
 
 /// The superblock in force on the device of a log.
@@ -40,4 +44,26 @@ pub fn cut(log: &mut [u8], at: u64) {
         });
         superblock.truncate(at);
     });
+}
+
+/// The spans that a replay finds on the device of this volume's log.
+///
+/// # Errors
+/// The log would be refused.
+pub fn spans(log: &[u8], volume: [u8; 16]) -> Result<Vec<SpanFound>, OpenError> {
+    let mut replay = Replay::new(volume, log.len() as u64);
+    let pool = Pool::new(8 << 20);
+    let (mut spans, mut is_done) = (Vec::new(), false);
+    while !is_done {
+        let mut read = replay.next_read(&pool).expect("each is answered at once");
+        let bytes = read.buf.len();
+        read.buf
+            .copy_from_slice(&log[read.offset as usize..][..bytes]);
+        replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
+            Found::Span(span) => spans.push(span),
+            Found::Entries(_) | Found::Record(_) => {}
+            Found::Done => is_done = true,
+        })?;
+    }
+    Ok(spans)
 }

@@ -429,7 +429,9 @@ impl<'a> Ring<'a> {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::format::{LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_VERSION_ALONE, SPAN_MAGIC, SPAN_VERSION};
+    use hdcs_core::format::{
+        LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_VERSION_ALONE, SPAN_MAGIC, SPAN_VERSION,
+    };
 
     use super::*;
 

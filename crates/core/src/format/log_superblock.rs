@@ -352,7 +352,10 @@ mod tests {
         assert_eq!(superblock.clean_head.get(), u64::MAX);
         assert!(superblock.named_ahead() > 0, "spans before the cut name it");
         superblock.truncate(superblock.tail.get());
-        assert_eq!((superblock.known_head.get(), superblock.named_ahead()), (0, 0));
+        assert_eq!(
+            (superblock.known_head.get(), superblock.named_ahead()),
+            (0, 0)
+        );
     }
 
     /// The program before this version reads the first one only.

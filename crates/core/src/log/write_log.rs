@@ -46,8 +46,8 @@ use crate::base::limits::{
     SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX, ZERO_SECTORS_MAX,
 };
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SPAN_MAGIC, SPAN_VERSION, SpanEntry,
-    SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SPAN_MAGIC, SPAN_VERSION,
+    SpanEntry, SpanHeader, block_checksum,
 };
 use crate::log::ahead::Ahead;
 use crate::log::budget::{IndexBudget, Share};

@@ -355,11 +355,18 @@ impl Life {
     /// A primary has it cut where one of its spans ends, or at its tail.
     fn is_cut(&mut self) {
         let mut spans = expected(&self.bench);
-        let most = if self.rng.u8(..8) == 0 { spans.len() } else { 6 };
+        let most = if self.rng.u8(..8) == 0 {
+            spans.len()
+        } else {
+            6
+        };
         let gone = self.rng.usize(..=most.min(spans.len()));
         spans.truncate(spans.len() - gone);
         let tail = superblock(&self.bench.device).tail.get();
-        cut(&mut self.bench.device, spans.last().map_or(tail, |last| last.1));
+        cut(
+            &mut self.bench.device,
+            spans.last().map_or(tail, |last| last.1),
+        );
         self.finds(&spans, "after a cut");
         // The next spans are of the first opening that counts, or of a later one.
         if self.rng.bool() {

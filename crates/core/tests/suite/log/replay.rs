@@ -587,12 +587,12 @@ fn replay_refuses_what_is_not_its_log() {
         (
             |world| {
                 for block in [0, SECOND] {
-                    world.log[block + 8] = 2;
+                    world.log[block + 8] = 3;
                 }
             },
             FormatError::Newer {
-                found: 2,
-                supported: 1,
+                found: 3,
+                supported: 2,
             },
         ),
         (
