@@ -188,7 +188,7 @@
 
 mod log_superblock;
 
-pub use log_superblock::Membership;
+pub use log_superblock::{CopyState, Membership};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -18,7 +18,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_NOT_WHOLE, LOG_SUPERBLOCK_STRIDE,
-    LOG_SUPERBLOCKS, LOG_VERSION, LOG_VERSION_ALONE, LogSuperblock, refuse_newer, seal, verify,
+    LOG_SUPERBLOCKS, LOG_UNFLUSHED, LOG_VERSION, LOG_VERSION_ALONE, LogSuperblock, refuse_newer,
+    seal, verify,
 };
 use crate::base::cipher::{Authenticator, TAG_BYTES, compare_tags};
 use crate::base::error::{FormatError, OpenError};
@@ -49,6 +50,23 @@ impl Membership {
     pub const fn voids(&self, position: u64, incarnation: u64) -> bool {
         position >= self.cut_position && incarnation < self.void_before
     }
+}
+
+/// What the superblock of a copy is to say that follows a primary, and on which no volume stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyState {
+    /// What it says of the group.
+    pub membership: Membership,
+    /// The highest opening whose spans it takes.
+    pub incarnation: u64,
+    /// Position of the first span that is not retired.
+    pub tail: u64,
+    /// Checksum of the span before the tail.
+    pub tail_chain: u64,
+    /// Sync points before the tail.
+    pub sync_points: u64,
+    /// Whether the backend may hold writes past the log that it has not flushed.
+    pub is_unflushed: bool,
 }
 
 impl LogSuperblock {
@@ -129,6 +147,33 @@ impl LogSuperblock {
             // How far ahead of what is durable somebody else writes the first span is not known here.
             self.ahead = U64::new(0);
         }
+    }
+
+    /// The superblock that follows this one, of a copy on which no volume stands. It is to be sealed.
+    ///
+    /// Its end is named where it is cut, and later only by what a replay has found: a copy that is not whole may be cut
+    /// there once more.
+    pub fn next_of_copy(&self, state: &CopyState) -> Self {
+        let mut next = *self;
+        next.set_membership(state.membership);
+        // Others close the log.
+        next.clean_head = U64::new(u64::MAX);
+        next.incarnation = U64::new(state.incarnation);
+        // How far ahead of what is durable the spans behind a new tail were written, their primary knows.
+        let is_same_tail = self.tail.get() == state.tail;
+        next.ahead = U64::new(if is_same_tail { self.named_ahead() } else { 0 });
+        next.tail = U64::new(state.tail);
+        next.tail_chain = U64::new(state.tail_chain);
+        next.sync_points = U64::new(state.sync_points);
+        let others = next.flags.get() & !LOG_UNFLUSHED;
+        let mark = if state.is_unflushed { LOG_UNFLUSHED } else { 0 };
+        next.flags = U64::new(others | mark);
+        if !state.membership.is_whole {
+            next.truncate(state.membership.cut_position);
+        }
+        next.sequence = U64::new(self.sequence.get() + 1);
+        next.ahead_sequence = next.sequence;
+        next
     }
 
     /// Whether a span of this opening that lies at this position was cut off ([`Membership::voids`]).
@@ -356,6 +401,52 @@ mod tests {
             (superblock.known_head.get(), superblock.named_ahead()),
             (0, 0)
         );
+    }
+
+    #[test]
+    fn superblock_of_a_copy_says_what_it_is_to_say() {
+        let before = LogSuperblock::new([7; 16], 99, REGION_BYTES);
+        let state = CopyState {
+            membership: MEMBERSHIP,
+            incarnation: 4,
+            tail: 90,
+            tail_chain: 0x1234,
+            sync_points: 3,
+            is_unflushed: true,
+        };
+        let mut next = before.next_of_copy(&state);
+        next.seal();
+        let next = LogSuperblock::parse(next.as_bytes()).unwrap();
+        assert_eq!(next.membership(), Some(MEMBERSHIP));
+        let numbers = [next.sequence, next.incarnation, next.tail, next.tail_chain];
+        assert_eq!(numbers.map(U64::get), [1, 4, 90, 0x1234]);
+        assert_eq!(next.sync_points.get(), 3);
+        assert_eq!(next.flags.get(), LOG_NOT_WHOLE | LOG_UNFLUSHED);
+        assert_eq!(next.clean_head.get(), u64::MAX);
+        assert_eq!(next.known_head.get(), 100);
+        assert_eq!(next.named_ahead(), 0);
+    }
+
+    #[test]
+    fn superblock_of_a_copy_names_an_end_behind_its_cut_only_once_it_is_whole() {
+        let mut superblock = of_group();
+        superblock.known_head = U64::new(140);
+        let state = |is_whole| CopyState {
+            membership: Membership {
+                is_whole,
+                ..MEMBERSHIP
+            },
+            incarnation: 4,
+            tail: 0,
+            tail_chain: 0,
+            sync_points: 0,
+            is_unflushed: false,
+        };
+        for (is_whole, known_head) in [(true, 140), (false, 100)] {
+            let next = superblock.next_of_copy(&state(is_whole));
+            assert_eq!(next.known_head.get(), known_head);
+            assert_eq!(next.named_ahead(), superblock.named_ahead(), "same tail");
+        }
     }
 
     /// The program before this version reads the first one only.

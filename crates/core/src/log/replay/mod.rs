@@ -31,8 +31,8 @@
 //! 9. What one opening has found to have been durable, no later one takes for a torn end, whatever of the evidence is
 //!    written over: the superblock of an opening names its end.
 //! 10. A span that was cut off ([`crate::format::Membership::voids`]) is as good as not there, wherever one is looked for:
-//!    behind the last span, at the next lap, at the second look, and as evidence. What the superblock calls known to have
-//!    been durable never lies behind a cut, so a log that ends before that has lost something, cut or not.
+//!     behind the last span, at the next lap, at the second look, and as evidence. What the superblock calls known to have
+//!     been durable never lies behind a cut, so a log that ends before that has lost something, cut or not.
 //!
 //! It must not write: a failed opening leaves the device as it was. A replay needs no volume: one of a member's copy is
 //! asked for its spans ([`Found::Span`]) and its [superblock](Replay::superblock), and its log is dropped.

@@ -7,10 +7,11 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::OpenError;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, Membership};
+use hdcs_core::format::{CopyState, LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, Membership};
 use hdcs_core::log::replay::{Found, Replay, SpanFound};
 use hdcs_core::log::write_log::SpanWrite;
 use hdcs_kit::copies::{cut, superblock, write_superblock};
+use zerocopy::IntoBytes;
 
 use super::evidence::Bench;
 
@@ -242,6 +243,45 @@ fn replay_tells_spans_and_superblock_of_a_copy() {
     assert_eq!(spans.last().unwrap().end(), at);
     assert_eq!(superblock.known_head.get(), at);
     assert_eq!(superblock.membership().unwrap().cut_position, at);
+}
+
+/// A new copy takes the spans of another one, byte for byte, and superblocks of its own.
+#[test]
+fn copy_that_was_given_spans_opens_with_them() {
+    let mut primary = bench(&[1, 2, 3]);
+    primary.retire(1);
+    primary.write_span(&[4]);
+    let mut copy = Bench::new(REGION_BYTES);
+    copy.device[..RING_START].fill(0);
+    let first = LogSuperblock::new([7; 16], 99, REGION_BYTES as u64);
+    let told = superblock(&primary.device);
+    let mut state = CopyState {
+        membership: Membership {
+            promised: 1,
+            cut_position: 0,
+            void_before: 0,
+            joined: 1,
+            is_whole: true,
+        },
+        incarnation: told.incarnation.get(),
+        tail: 0,
+        tail_chain: 0,
+        sync_points: 0,
+        is_unflushed: false,
+    };
+    let put = |copy: &mut Bench, mut superblock: LogSuperblock| {
+        superblock.seal();
+        let at = LogSuperblock::offset_of(superblock.sequence.get()) as usize;
+        copy.device[at..at + BLOCK_BYTES].copy_from_slice(superblock.as_bytes());
+        superblock
+    };
+    let second = put(&mut copy, first.next_of_copy(&state));
+    copy.device[RING_START..].copy_from_slice(&primary.device[RING_START..]);
+    assert_eq!(copy.spans().unwrap().len(), 4);
+    (state.tail, state.tail_chain) = (told.tail.get(), told.tail_chain.get());
+    put(&mut copy, second.next_of_copy(&state));
+    assert_eq!(copy.spans(), primary.spans());
+    assert_eq!(copy.spans().unwrap().len(), 3);
 }
 
 /// A copy that is written, cut, and crashes, again and again.
