@@ -153,6 +153,7 @@ impl LogSuperblock {
     ///
     /// Its end is named where it is cut, and later only by what a replay has found: a copy that is not whole may be cut
     /// there once more.
+    #[must_use]
     pub fn next_of_copy(&self, state: &CopyState) -> Self {
         let mut next = *self;
         next.set_membership(state.membership);
