@@ -295,8 +295,8 @@ impl Life {
         let mut rng = Rng::with_seed(seed);
         let mut bench = bench(&[]);
         // Not far from where the next lap begins.
-        let ring = bench.log.ring_blocks();
-        fill_up_to(&mut bench, ring - rng.u64(300..900));
+        let lap = bench.log.ring_blocks();
+        fill_up_to(&mut bench, lap - rng.u64(300..900));
         Self { bench, rng }
     }
 
