@@ -70,8 +70,10 @@ impl History {
         }
         let own = up.replica.superblock().tail.position;
         let is_planted = plant == Some(Plant::TailOfOne) && own == group.change().tail.position;
-        if group.retired() > self.retired.position || is_planted {
-            self.retired = group.change().tail;
+        let tail = group.change().tail;
+        let is_moved = group.is_retired() && tail.position > self.retired.position;
+        if is_moved || is_planted {
+            self.retired = tail;
         }
         None
     }

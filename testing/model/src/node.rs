@@ -12,6 +12,9 @@ use hdcs_core::replication::{Member, Point, SpanId, Spans};
 use crate::disk::{Disk, Rot, Write};
 use crate::plant::Plant;
 
+/// Blocks of the ring of each copy.
+const RING_BLOCKS: u64 = 1 << 16;
+
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
@@ -92,7 +95,7 @@ impl Up {
     /// What a node has in memory when it has started over this medium.
     pub fn start(disk: &Disk) -> Result<Self, Rot> {
         Ok(Self {
-            replica: Replica::new(disk.superblock, disk.replay()?),
+            replica: Replica::new(disk.superblock, RING_BLOCKS, disk.replay()?),
             part: Part::Follows,
             seen: 0,
         })
@@ -131,7 +134,7 @@ impl Up {
     }
 
     /// Take a message.
-    pub fn receive(&mut self, from: Member, epoch: u64, message: &Message) {
+    pub fn receive(&mut self, me: Member, from: Member, epoch: u64, message: &Message) {
         if is_for_replica(message) {
             self.replica.receive(from, epoch, message);
         } else if self.part.epoch() == Some(epoch) {
@@ -142,7 +145,10 @@ impl Up {
                         self.replica.append(epoch, span);
                     }
                 }
-                Part::Serves(group) => group.receive(from, message, &self.replica),
+                Part::Serves(group) => match message {
+                    Message::Named { number } if from == me => group.own_named(*number),
+                    _ => group.receive(from, message, &self.replica),
+                },
             }
         }
     }
@@ -177,6 +183,7 @@ impl Up {
         Some(SpanId {
             start,
             end: Point { position, chain },
+            blocks: 1,
             incarnation: group.incarnation(),
             evidence: self.replica.durable().position,
         })
@@ -219,7 +226,7 @@ impl Up {
                 }
             }
             if let Some((epoch, message)) = own.pop_front() {
-                self.receive(me, epoch, &message);
+                self.receive(me, me, epoch, &message);
                 continue;
             }
             self.tell_part();
@@ -259,7 +266,6 @@ impl Up {
             }
             Part::Serves(group) => {
                 group.own_durable(durable.position);
-                group.own_tail(self.replica.superblock().tail.position);
             }
         }
     }

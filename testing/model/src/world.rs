@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hdcs_core::replication::group::Group;
-use hdcs_core::replication::message::{Copy, Message};
+use hdcs_core::replication::message::{Change, Copy, Message};
 use hdcs_core::replication::record::{AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat};
 use hdcs_core::replication::replica::Superblock;
 use hdcs_core::replication::takeover::Step;
@@ -263,8 +263,7 @@ impl World {
                     let others = (0..NODES).filter(|other| *other != index);
                     acts.extend(others.map(|other| Act::Suspect(index, other)));
                 }
-                let is_retired = group.retired() == group.change().tail.position;
-                if self.tails < scope.tails && is_retired {
+                if self.tails < scope.tails && group.is_retired() {
                     let points = up.committed().len();
                     acts.extend((0..points).map(|point| Act::SetTail(index, point)));
                 }
@@ -457,7 +456,10 @@ impl World {
                     let points = up.committed();
                     let epoch_and_change = match &mut up.part {
                         Part::Serves(group) => {
-                            group.set_tail(points[point]);
+                            group.set_change(Change {
+                                tail: points[point],
+                                ..group.change()
+                            });
                             Some((group.epoch(), group.change()))
                         }
                         _ => None,
@@ -560,7 +562,9 @@ impl World {
     }
 
     fn deliver(&mut self, scope: &Scope, from: usize, to: usize, epoch: u64, message: &Message) {
-        self.with(scope, to, |up| up.receive(member(from), epoch, message));
+        self.with(scope, to, |up| {
+            up.receive(member(to), member(from), epoch, message)
+        });
         match (scope.plant, message) {
             (Some(Plant::AckBeforeDurable), Message::Append(span)) => {
                 let durable = span.end.position;
@@ -618,7 +622,9 @@ impl World {
             promised: superblock.promised,
             head: replica.durable(),
             tail: superblock.tail,
+            sync_points: superblock.sync_points,
             incarnation: superblock.incarnation,
+            is_unflushed: superblock.is_unflushed,
             joined: superblock.joined,
             is_whole: superblock.is_whole,
         };
@@ -638,7 +644,9 @@ impl World {
             promised: epoch,
             head: self.record.floor,
             tail: self.record.floor,
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 1,
             is_whole: true,
         };

@@ -53,10 +53,11 @@ struct Progress {
     link: Link,
     /// Where what it was sent ends.
     sent: u64,
-    /// The tail that it was told.
+    /// Number of the change that it was told.
     told: u64,
     durable: u64,
-    tail: u64,
+    /// Number of the change that its superblock says.
+    named: u64,
     /// Of a joiner: under which revision of the record it is brought up.
     joined: u64,
 }
@@ -67,7 +68,7 @@ impl Progress {
         sent: 0,
         told: 0,
         durable: 0,
-        tail: 0,
+        named: 0,
         joined: 0,
     };
 }
@@ -100,7 +101,7 @@ pub struct Group {
     change: Change,
     /// Of this node's own copy.
     durable: u64,
-    tail: u64,
+    named: u64,
     committed: u64,
     retired: u64,
     is_fenced: bool,
@@ -111,10 +112,10 @@ impl Group {
     /// members.
     pub fn new(me: Member, record: GroupRecord, head: Point, change: Change) -> Self {
         assert_eq!(record.primary(), Some(me));
-        let (durable, tail) = (head.position, change.tail.position);
+        let (durable, named) = (head.position, change.number);
         let levelled = Progress {
             durable,
-            tail,
+            named,
             ..Progress::UNKNOWN
         };
         let members = record.config.members.iter().filter(|member| *member != me);
@@ -129,9 +130,9 @@ impl Group {
             others,
             change,
             durable,
-            tail,
+            named,
             committed: durable,
-            retired: tail,
+            retired: named,
             is_fenced: false,
         }
     }
@@ -156,12 +157,18 @@ impl Group {
         self.committed
     }
 
-    /// The tail behind which the next generation may begin: those who may take the group know it.
+    /// Number of the newest change that is durable at enough members: whoever takes the group meets one that knows it.
+    /// The next generation may begin behind its tail.
     pub fn retired(&self) -> u64 {
         self.retired
     }
 
-    /// The tail that superblocks shall name.
+    /// Whether the last change is retired, so that the next one may be set.
+    pub fn is_retired(&self) -> bool {
+        self.retired == self.change.number
+    }
+
+    /// What superblocks shall say.
     pub fn change(&self) -> Change {
         self.change
     }
@@ -230,17 +237,23 @@ impl Group {
         self.advance();
     }
 
-    /// The tail that this node's own superblock names.
-    pub fn own_tail(&mut self, tail: u64) {
-        self.tail = tail;
+    /// This node's own superblock says what the change of this number says, or a later one.
+    pub fn own_named(&mut self, number: u64) {
+        self.named = self.named.max(number.min(self.change.number));
         self.advance();
     }
 
-    /// Everything before `tail`, which is committed, is in the backend and need not be replayed: have superblocks say
-    /// so. Only once the last one is retired.
-    pub fn set_tail(&mut self, tail: Point) {
-        assert!(tail.position <= self.committed && self.retired == self.change.tail.position);
-        self.change.tail = tail;
+    /// Have superblocks say this, and return its number, which this node's own copy is to be asked for too. Everything
+    /// before the tail is committed and need not be replayed, since it is in the backend. Only once the last change is
+    /// retired.
+    pub fn set_change(&mut self, change: Change) -> u64 {
+        let last = self.change;
+        assert!(self.is_retired() && change.tail.position <= self.committed);
+        assert!(change.tail.position >= last.tail.position);
+        assert!(change.incarnation >= last.incarnation);
+        let number = last.number + 1;
+        self.change = Change { number, ..change };
+        number
     }
 
     /// Take a message of another node, which answers what was sent in this epoch.
@@ -266,8 +279,10 @@ impl Group {
                     other.link = Link::InStep;
                     other.sent = copy.head.position;
                     other.durable = copy.head.position;
-                    other.tail = copy.tail.position;
-                    other.told = other.tail;
+                    // It is told again what its superblock does not say.
+                    let says = copy.says(&self.change);
+                    other.named = if says { self.change.number } else { 0 };
+                    other.told = other.named;
                 } else {
                     // It stays like this until the record without it is there, and joins then.
                     self.suspect(from);
@@ -280,9 +295,7 @@ impl Group {
                     pending.kind == Kind::Leave(from) && !pending.may_be_written
                 });
             }
-            (Message::Named { tail, .. }, Link::InStep) => {
-                other.tail = other.tail.max((*tail).min(other.told));
-            }
+            (Message::Named { number }, Link::InStep) => other.take_named(*number),
             (_, Link::Joining(step)) => self.receive_of_joiner(from, step, message, log),
             // It answers something that it was not asked on this link.
             _ => {}
@@ -309,16 +322,16 @@ impl Group {
             (Message::HasCut(has), Step::Cuts { cut, is_sent: true }) if *has == cut => {
                 other.sent = cut.at.position;
                 other.durable = cut.at.position;
-                other.tail = cut.change.tail.position;
-                other.told = other.tail;
+                other.named = cut.change.number;
+                other.told = other.named;
                 Step::Streams
             }
             (Message::Ack { durable }, step) if step.takes_spans() => {
                 other.durable = other.durable.max(*durable).min(other.sent);
                 step
             }
-            (Message::Named { tail, .. }, step) if step.takes_spans() => {
-                other.tail = other.tail.max((*tail).min(other.told));
+            (Message::Named { number }, step) if step.takes_spans() => {
+                other.take_named(*number);
                 step
             }
             (Message::Verified { up_to: read }, Step::Verifies { up_to }) if *read == up_to => {
@@ -363,7 +376,7 @@ impl Group {
     }
 
     fn retired_by(&self, config: &Config) -> u64 {
-        self.had_by(config, self.tail, |other| other.tail)
+        self.had_by(config, self.named, |other| other.named)
     }
 
     /// Have a joiner that is whole join, if nothing else is to change.
@@ -384,7 +397,7 @@ impl Group {
             .filter(move |(_, other)| match other.link {
                 Link::Away => false,
                 Link::Attaching { .. } | Link::Joining(_) => true,
-                Link::InStep => other.durable < head || other.tail < self.change.tail.position,
+                Link::InStep => other.durable < head || other.named < self.change.number,
             });
         others.map(|(member, _)| *member)
     }
@@ -536,7 +549,7 @@ impl Group {
     /// Assert what must always hold.
     pub fn check_invariants(&self) {
         assert!(self.committed <= self.durable);
-        assert!(self.retired <= self.tail && self.tail <= self.change.tail.position);
+        assert!(self.retired <= self.named && self.named <= self.change.number);
         assert!(self.change.tail.position <= self.committed);
         assert!(!self.others.contains_key(&self.me));
         for other in self.others.values() {
@@ -546,6 +559,13 @@ impl Group {
 }
 
 impl Progress {
+    /// Its superblock says what the change of this number says. One that it was not told does not count.
+    fn take_named(&mut self, number: u64) {
+        if number <= self.told {
+            self.named = self.named.max(number);
+        }
+    }
+
     /// The next message to it.
     fn next_message(
         &mut self,
@@ -572,8 +592,9 @@ impl Progress {
                 Some(Message::Verify { up_to })
             }
             Link::InStep | Link::Joining(_) => {
-                if self.told < change.tail.position && change.tail.position <= self.sent {
-                    self.told = change.tail.position;
+                // Before the spans: they may be of the opening that it names, and wait for room behind its tail.
+                if self.told < change.number {
+                    self.told = change.number;
                     return Some(Message::Superblock(change));
                 }
                 self.next_span(log)
@@ -631,11 +652,12 @@ mod tests {
         };
         let record = GroupRecord::first(Member(0), config, Nodes::new());
         let change = Change {
-            tail: Point::default(),
+            number: 1,
             incarnation: 1,
+            ..Change::default()
         };
         let group = Group::new(Member(0), record, Point::default(), change);
-        (group, Replica::new(Superblock::new(true), []))
+        (group, Replica::new(Superblock::new(true), 64, []))
     }
 
     fn append(log: &mut Replica) {
@@ -649,6 +671,7 @@ mod tests {
             SpanId {
                 start,
                 end,
+                blocks: 1,
                 incarnation: 1,
                 evidence: 0,
             },
@@ -668,7 +691,9 @@ mod tests {
             promised: EPOCH,
             head: Point::default(),
             tail: Point::default(),
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 1,
             is_whole: true,
         };
@@ -772,7 +797,9 @@ mod tests {
             promised: EPOCH,
             head: Point::default(),
             tail: Point::default(),
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 5,
             is_whole: true,
         };

@@ -52,6 +52,10 @@ pub struct Superblock {
     pub incarnation: u64,
     /// Where the log begins.
     pub tail: Point,
+    /// Sync points before the tail.
+    pub sync_points: u64,
+    /// The backend may hold writes past the log that it has not flushed.
+    pub is_unflushed: bool,
     /// From this position on, spans of openings before `void_before` are void.
     pub cut_position: u64,
     /// See `cut_position`.
@@ -69,6 +73,8 @@ impl Superblock {
             promised: u64::from(is_whole),
             incarnation: u64::from(is_whole),
             tail: Point::default(),
+            sync_points: 0,
+            is_unflushed: false,
             cut_position: 0,
             void_before: 0,
             joined: u64::from(is_whole),
@@ -103,10 +109,10 @@ enum Reading {
     Good,
 }
 
+/// A span, and whether it is on the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Held {
     span: SpanId,
-    is_submitted: bool,
     is_written: bool,
 }
 
@@ -121,14 +127,22 @@ pub struct Replica {
     writing: Option<Superblock>,
     /// What the next one shall say.
     wanted: Superblock,
+    /// Size of the ring that the spans lie in.
+    ring_blocks: u64,
     /// From the tail on.
     spans: VecDeque<Held>,
+    /// How many of them were handed out to be written, the oldest ones.
+    submitted: usize,
+    /// How many of these are not on the medium yet.
+    in_flight: usize,
     head: Point,
     durable: Point,
     /// Who gets to know what is durable.
     leader: Option<Asked<()>>,
     promise: Option<Asked<Point>>,
     change: Option<Asked<Change>>,
+    /// The highest number of a change that it was asked for in this epoch.
+    number: u64,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
     /// What it holds was read back and is not as it should be.
@@ -140,8 +154,8 @@ pub struct Replica {
 
 impl Spans for Replica {
     fn span_after(&self, position: u64) -> Option<SpanId> {
-        let mut spans = self.spans.iter().map(|held| held.span);
-        spans.find(|span| span.end.position > position)
+        let index = self.ended_by(position);
+        self.spans.get(index).map(|held| held.span)
     }
 
     fn head(&self) -> Point {
@@ -151,16 +165,21 @@ impl Spans for Replica {
     fn has(&self, point: Point) -> bool {
         point == self.superblock.tail
             || point.position < self.superblock.tail.position
-            || self.spans.iter().any(|held| held.span.end == point)
+            || self
+                .ending_at(point.position)
+                .is_some_and(|index| self.spans[index].span.end == point)
     }
 }
 
 impl Replica {
-    /// The copy as a replay found it.
-    pub fn new(superblock: Superblock, spans: impl IntoIterator<Item = SpanId>) -> Self {
+    /// The copy as a replay found it, in a ring of so many blocks.
+    pub fn new(
+        superblock: Superblock,
+        ring_blocks: u64,
+        spans: impl IntoIterator<Item = SpanId>,
+    ) -> Self {
         let found = |span| Held {
             span,
-            is_submitted: true,
             is_written: true,
         };
         let spans: VecDeque<Held> = spans.into_iter().map(found).collect();
@@ -169,12 +188,16 @@ impl Replica {
             superblock,
             writing: None,
             wanted: superblock,
+            ring_blocks,
+            submitted: spans.len(),
+            in_flight: 0,
             spans,
             head,
             durable: head,
             leader: None,
             promise: None,
             change: None,
+            number: 0,
             cut: None,
             verify: None,
             is_rotten: false,
@@ -193,6 +216,18 @@ impl Replica {
         self.durable
     }
 
+    /// How many spans end at this position or before it.
+    fn ended_by(&self, position: u64) -> usize {
+        self.spans
+            .partition_point(|held| held.span.end.position <= position)
+    }
+
+    /// Which span ends at this position.
+    fn ending_at(&self, position: u64) -> Option<usize> {
+        let index = self.ended_by(position).checked_sub(1)?;
+        (self.spans[index].span.end.position == position).then_some(index)
+    }
+
     /// The highest epoch that was promised, or is about to be.
     pub fn promised(&self) -> u64 {
         let promise = self.promise.map_or(0, |promise| promise.epoch);
@@ -206,7 +241,9 @@ impl Replica {
             promised: self.superblock.promised,
             head: self.durable,
             tail: self.superblock.tail,
+            sync_points: self.superblock.sync_points,
             incarnation: self.superblock.incarnation,
+            is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
             is_whole: self.superblock.is_whole && self.has(floor),
         }
@@ -250,7 +287,8 @@ impl Replica {
                 self.send(from, epoch, Message::Attached(copy));
             }
             Message::Append(span) => self.append(epoch, *span),
-            Message::Superblock(change) if self.takes(epoch) => {
+            Message::Superblock(change) if self.takes(epoch) && change.number >= self.number => {
+                self.number = change.number;
                 self.change = Some(Asked {
                     by: from,
                     epoch,
@@ -265,6 +303,8 @@ impl Replica {
                     what: *floor,
                 });
                 self.change = None;
+                // A candidate that starts anew counts anew.
+                self.number = 0;
                 self.verify = None;
                 // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
                 self.cut.take_if(|cut| cut.epoch < epoch);
@@ -284,6 +324,7 @@ impl Replica {
                 self.leader = Some(by(()));
                 self.promise = None;
                 self.change = None;
+                self.number = cut.change.number;
                 self.verify = None;
                 self.cut = Some(Asked {
                     by: from,
@@ -309,16 +350,21 @@ impl Replica {
 
     /// Take a span in this epoch, from whoever may write in it.
     pub fn append(&mut self, epoch: u64, span: SpanId) {
-        let is_some = span.end.position > span.start.position;
-        if !self.takes(epoch) || span.start != self.head || !is_some {
+        if !self.takes(epoch) || span.start != self.head || !self.fits(&span) {
             return;
         }
         self.spans.push_back(Held {
             span,
-            is_submitted: false,
             is_written: false,
         });
         self.head = span.end;
+    }
+
+    /// Whether a span lies behind its start, and could be written if everything before it had gone.
+    fn fits(&self, span: &SpanId) -> bool {
+        let (start, end) = (span.start.position, span.end.position);
+        let at = end.checked_sub(u64::from(span.blocks));
+        span.blocks > 0 && at.is_some_and(|at| at >= start) && end - start <= self.ring_blocks
     }
 
     /// Have the next superblock say this, as if the primary had asked for it.
@@ -333,23 +379,44 @@ impl Replica {
 
     /// The next span to write. Any number may be under way.
     pub fn next_write(&mut self) -> Option<SpanId> {
-        let (durable, incarnation) = (self.durable.position, self.superblock.incarnation);
-        let next = self.spans.iter_mut().find(|held| !held.is_submitted)?;
-        if next.span.evidence > durable || next.span.incarnation > incarnation {
+        let next = self.spans.get(self.submitted)?.span;
+        if next.evidence > self.durable.position
+            || next.incarnation > self.superblock.incarnation
+            || !self.has_room(&next)
+        {
             return None;
         }
-        next.is_submitted = true;
-        Some(next.span)
+        self.submitted += 1;
+        self.in_flight += 1;
+        Some(next)
+    }
+
+    /// Whether a span covers nothing in the ring that is at the durable tail or behind it.
+    fn has_room(&self, span: &SpanId) -> bool {
+        let tail = self.superblock.tail.position;
+        span.end.position.saturating_sub(tail) <= self.ring_blocks
+    }
+
+    /// Whether a span that was taken waits until the tail has moved.
+    fn lacks_room(&self) -> bool {
+        let next = self.spans.get(self.submitted);
+        next.is_some_and(|held| !self.has_room(&held.span))
     }
 
     /// The span that ends at this position is on the medium.
     pub fn written(&mut self, end: u64) {
-        if let Some(held) = (self.spans.iter_mut()).find(|held| held.span.end.position == end) {
-            held.is_written = true;
+        let index = self.ending_at(end).filter(|index| *index < self.submitted);
+        if let Some(index) = index
+            && !core::mem::replace(&mut self.spans[index].is_written, true)
+        {
+            self.in_flight -= 1;
         }
         let before = self.durable;
-        let durable = self.spans.iter().take_while(|held| held.is_written).last();
-        self.durable = durable.map_or(self.durable, |last| last.span.end);
+        let mut next = self.ended_by(self.durable.position);
+        while let Some(held) = self.spans.get(next).filter(|held| held.is_written) {
+            self.durable = held.span.end;
+            next += 1;
+        }
         if self.durable != before {
             self.acknowledge();
         }
@@ -378,6 +445,7 @@ impl Replica {
         let tail = self.superblock.tail.position;
         while (self.spans.front()).is_some_and(|held| held.span.end.position <= tail) {
             self.spans.pop_front();
+            self.submitted -= 1;
         }
         self.settle();
     }
@@ -443,8 +511,7 @@ impl Replica {
 
     /// Whether something of it is on its way to the medium.
     fn is_busy(&self) -> bool {
-        let mut spans = self.spans.iter();
-        spans.any(|held| held.is_submitted && !held.is_written)
+        self.in_flight > 0
     }
 
     /// Go on with what waited.
@@ -461,22 +528,31 @@ impl Replica {
 
     fn settle_change(&mut self) {
         let Some(asked) = self.change else { return };
-        let Change { tail, incarnation } = asked.what;
-        if tail.position > self.durable.position {
-            // What lies before a tail is not waited for any more.
+        let change = asked.what;
+        // Spans before the tail may wait for the opening.
+        self.wanted.incarnation = self.wanted.incarnation.max(change.incarnation);
+        self.wanted.is_unflushed = change.is_unflushed;
+        if change.tail.position > self.durable.position {
+            if self.lacks_room() && self.durable.position > self.wanted.tail.position {
+                // They wait for the tail, and it for them: it moves as far as they are here. A replay takes the sync
+                // points from the span that follows.
+                self.wanted.tail = self.durable;
+            }
             return;
         }
-        self.wanted.incarnation = self.wanted.incarnation.max(incarnation);
-        if tail.position > self.wanted.tail.position && self.has(tail) {
-            self.wanted.tail = tail;
+        if !self.has(change.tail) {
+            // Of another log than this one: whoever waits misses a deadline.
+            self.change = None;
+            return;
+        }
+        if change.tail.position >= self.wanted.tail.position {
+            self.wanted.tail = change.tail;
+            self.wanted.sync_points = change.sync_points;
         }
         if self.is_settled() {
             self.change = None;
-            let named = Message::Named {
-                tail: self.superblock.tail.position,
-                incarnation: self.superblock.incarnation,
-            };
-            self.send(asked.by, asked.epoch, named);
+            let number = change.number;
+            self.send(asked.by, asked.epoch, Message::Named { number });
         }
     }
 
@@ -524,25 +600,25 @@ impl Replica {
         let keeps =
             !self.is_rotten && self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
         if keeps {
-            while (self.spans.back())
-                .is_some_and(|held| held.span.start.position >= cut.at.position)
-            {
-                self.spans.pop_back();
-            }
+            self.spans.truncate(self.ended_by(cut.at.position));
         } else {
             self.spans.clear();
         }
+        self.submitted = self.spans.len();
         self.head = cut.at;
         self.durable = cut.at;
-        let tail = self.superblock.tail;
+        let (last, change) = (&self.superblock, &cut.change);
+        let (tail, sync_points) = if keeps && last.tail.position > change.tail.position {
+            (last.tail, last.sync_points)
+        } else {
+            (change.tail, change.sync_points)
+        };
         self.wanted = Superblock {
             promised: asked.epoch,
-            incarnation: (self.superblock.incarnation).max(cut.change.incarnation),
-            tail: if keeps && tail.position > cut.change.tail.position {
-                tail
-            } else {
-                cut.change.tail
-            },
+            incarnation: last.incarnation.max(change.incarnation),
+            tail,
+            sync_points,
+            is_unflushed: change.is_unflushed,
             cut_position: cut.at.position,
             void_before: cut.void_before,
             joined: cut.joined,
@@ -558,13 +634,12 @@ impl Replica {
             && self.durable == cut.at
             && last.joined == cut.joined
             && last.incarnation >= cut.change.incarnation
+            && last.is_unflushed == cut.change.is_unflushed
             && last.tail.position >= cut.change.tail.position
     }
 
     fn drop_unsubmitted(&mut self) {
-        while (self.spans.back()).is_some_and(|held| !held.is_submitted) {
-            self.spans.pop_back();
-        }
+        self.spans.truncate(self.submitted);
         let end = self.spans.back().map_or(self.durable, |last| last.span.end);
         self.head = end;
     }
@@ -574,6 +649,7 @@ impl Replica {
         assert!(self.superblock.promised <= self.wanted.promised);
         assert!(self.superblock.incarnation <= self.wanted.incarnation);
         assert!(self.durable.position <= self.head.position);
+        assert!(self.in_flight <= self.submitted && self.submitted <= self.spans.len());
         let mut at = None;
         for held in &self.spans {
             let span = &held.span;
@@ -594,6 +670,7 @@ mod tests {
 
     const PRIMARY: Member = Member(0);
     const CANDIDATE: Member = Member(2);
+    const RING_BLOCKS: u64 = 8;
 
     fn point(position: u64) -> Point {
         Point {
@@ -606,13 +683,14 @@ mod tests {
         SpanId {
             start: point(start),
             end: point(start + 1),
+            blocks: 1,
             incarnation: 1,
             evidence,
         }
     }
 
     fn member() -> Replica {
-        let mut replica = Replica::new(Superblock::new(true), []);
+        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, []);
         replica.receive(PRIMARY, 1, &Message::Attach);
         assert!(matches!(
             replica.next_message(),
@@ -700,14 +778,20 @@ mod tests {
 
     #[test]
     fn cut_and_verification_are_durable_before_they_are_told() {
-        let mut replica = Replica::new(Superblock::new(true), [span(0, 0), span(1, 0), span(2, 0)]);
+        let mut replica = Replica::new(
+            Superblock::new(true),
+            RING_BLOCKS,
+            [span(0, 0), span(1, 0), span(2, 0)],
+        );
         let cut = Cut {
             at: point(1),
             void_before: 4,
             joined: 8,
             change: Change {
+                number: 1,
                 tail: point(0),
                 incarnation: 6,
+                ..Change::default()
             },
         };
         replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
@@ -733,20 +817,22 @@ mod tests {
     #[test]
     fn cut_that_was_made_before_takes_the_tail_of_now() {
         let spans = [span(0, 0)];
-        let mut replica = Replica::new(Superblock::new(true), spans);
+        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, spans);
         let cut = |tail| Cut {
             at: point(1),
             void_before: 4,
             joined: 8,
             change: Change {
+                number: 1,
                 tail: point(tail),
                 incarnation: 6,
+                ..Change::default()
             },
         };
         replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(0)));
         let written = write_superblock(&mut replica);
         // The node starts anew, and the log of the others begins later by now.
-        let mut replica = Replica::new(written, spans);
+        let mut replica = Replica::new(written, RING_BLOCKS, spans);
         replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(1)));
         assert_eq!(write_superblock(&mut replica).tail, point(1));
         let has_cut = Message::HasCut(cut(1));
@@ -760,6 +846,7 @@ mod tests {
                 promised: 3,
                 ..Superblock::new(false)
             },
+            RING_BLOCKS,
             [],
         );
         let up_to = point(0);

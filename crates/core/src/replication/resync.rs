@@ -99,6 +99,7 @@ mod tests {
                 SpanId {
                     start: core::mem::replace(&mut start, end),
                     end,
+                    blocks: 1,
                     incarnation,
                     evidence: 0,
                 }
@@ -108,13 +109,15 @@ mod tests {
             tail,
             ..Superblock::new(true)
         };
-        Replica::new(superblock, spans)
+        Replica::new(superblock, 64, spans)
     }
 
     fn change(tail: Point) -> Change {
         Change {
+            number: 1,
             tail,
             incarnation: 9,
+            ..Change::default()
         }
     }
 

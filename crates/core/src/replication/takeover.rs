@@ -188,9 +188,8 @@ impl Takeover {
                 let durable = (*durable).min(answer.sent.position);
                 answer.durable = answer.durable.max(durable);
             }
-            (Message::Named { tail, incarnation }, Link::Open) => {
-                let named = (*tail, *incarnation);
-                answer.is_named = named == (self.change.tail.position, self.change.incarnation);
+            (Message::Named { number }, Link::Open) if answer.is_told => {
+                answer.is_named = *number == self.change.number;
             }
             (Message::LogData(span), Link::Open) if self.reads == Some((from, span.start)) => {
                 self.reads = None;
@@ -232,17 +231,24 @@ impl Takeover {
         }
         let heads = self.whole().map(|(_, copy)| copy.head);
         let longest = heads.max_by_key(|head| head.position);
-        let tails = self.whole().map(|(_, copy)| copy.tail);
-        let tail = tails.max_by_key(|tail| tail.position);
+        let tails = self.whole().map(|(_, copy)| (copy.tail, copy.sync_points));
+        let tail = tails.max_by_key(|(tail, sync_points)| (tail.position, *sync_points));
+        let is_unflushed = self.whole().any(|(_, copy)| copy.is_unflushed);
         let copies = self.answers.values().filter_map(|answer| answer.copy);
         let known = copies.map(|copy| copy.incarnation).max();
-        let (Some(up_to), Some(tail), Some(incarnation)) =
+        let (Some(up_to), Some((tail, sync_points)), Some(incarnation)) =
             (longest, tail, known.and_then(|known| known.checked_add(1)))
         else {
             self.step = Step::Stopped;
             return;
         };
-        self.change = Change { tail, incarnation };
+        self.change = Change {
+            number: 1,
+            tail,
+            sync_points,
+            incarnation,
+            is_unflushed,
+        };
         // What lies before the tail is not to be had from anybody: another one of those that promised has to take it.
         self.step = if self.own.position < tail.position {
             Step::Stopped
