@@ -29,6 +29,7 @@ mod heat;
 mod identity;
 mod jobs;
 mod leavers;
+pub mod links;
 pub mod log_space;
 mod moving;
 mod opening;
