@@ -17,6 +17,7 @@ use super::window::WINDOW_BLOCKS_MIN;
 use super::*;
 
 mod bad_peers;
+mod breaks;
 mod pairs;
 
 const CLUSTER: ClusterId = ClusterId([0xc1; 16]);
