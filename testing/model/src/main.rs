@@ -96,6 +96,7 @@ fn main() -> ExitCode {
         crashes: options.crashes,
         crashing: [true; NODES],
         takings: options.takings,
+        candidates: [true; NODES],
         suspicions: options.suspicions,
         breaks: options.breaks,
         tails: options.tails,

@@ -44,6 +44,8 @@ pub struct Scope {
     pub crashing: [bool; NODES],
     /// Takings.
     pub takings: u8,
+    /// Nodes that may be named candidates.
+    pub candidates: [bool; NODES],
     /// Members that miss a deadline.
     pub suspicions: u8,
     /// Links that break.
@@ -211,7 +213,7 @@ impl Model for Scope {
             let candidates = members.map(|member| usize::from(member.0));
             acts.extend(
                 candidates
-                    .filter(|node| !are_alike || *node < 2)
+                    .filter(|node| self.candidates[*node] && (!are_alike || *node < 2))
                     .map(Act::Take),
             );
         }

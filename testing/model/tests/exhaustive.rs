@@ -17,6 +17,7 @@ const QUIET: Scope = Scope {
     crashes: 0,
     crashing: [true; NODES],
     takings: 0,
+    candidates: [true; NODES],
     suspicions: 0,
     breaks: 0,
     tails: 0,
@@ -39,6 +40,7 @@ const TORN: Scope = Scope {
     crashes: 1,
     crashing: [false, true, false],
     takings: 1,
+    candidates: [false, false, true],
     ..QUIET
 };
 

@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | Away | – | Attaching: connected |
 //! | Attaching | Attach | InStep: it has what it said, all of it ours; else it leaves |
-//! | InStep | spans, tails | Away: disconnected |
+//! | InStep | changes, spans | Away: disconnected |
 //!
 //! A joiner's is in [`super::resync`].
 //!
@@ -23,7 +23,8 @@
 //!    among them; while a change of the record is wanted or its outcome is not known, of both records' members.
 //! 2. A change of the record is asked for only when all that is committed is so by the new record too. Without this,
 //!    a majority of three that commits with one of two, and loses that one, would leave the other one to promise alone.
-//! 3. A tail is retired when it is durable on as many members; a takeover needs one of them.
+//! 3. A change is retired when it is durable on as many members; a takeover needs one of them. One that a member was not
+//!    told does not count for it, whatever it says.
 //! 4. A member counts for commits until the record without it is written, and a joiner counts from before the record
 //!    with it is.
 //! 5. Once fenced, nothing is committed any more.

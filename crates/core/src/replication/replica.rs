@@ -16,12 +16,12 @@
 //! |---|---|---|
 //! | Attach | not of a lower epoch | Attached |
 //! | Append | of the promised epoch, where the copy ends | Ack once it is durable |
-//! | Superblock | of the promised epoch | Named once it is durable |
+//! | Superblock | of the promised epoch, no lower number than the last one | Named once it is durable, and all before its opening too |
 //! | Promise | of a higher epoch, or of the one that was promised | Promised once it is durable |
 //! | ReadLog | of the promised epoch | LogData, if there is more |
 //! | Join | not of a lower epoch | Joining |
 //! | JoinAt | not of a lower epoch | HasCut once it is durable |
-//! | Verify | of the promised epoch | Verified once it was read back and that is durable |
+//! | Verify | of the promised epoch | Verified once it was read back and that is durable; NotWhole once it is given up, durably |
 //!
 //! What is of a lower epoch is answered with Fenced; what fits in no other way is dropped.
 //!
@@ -29,11 +29,16 @@
 //! 1. A promise is durable before it is told, and nothing that was taken before is on its way to the medium then: where
 //!    the copy ends does not change any more behind the back of whoever was told.
 //! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
-//!    its incarnation. A replay takes either for rot.
+//!    its incarnation (a replay takes either for rot); and only where it covers nothing at the durable tail or behind it.
 //! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
 //!    its way to the medium any more.
 //! 4. A copy that is being brought up says so durably (`is_whole`) from its cut on until it was read back.
-//! 5. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
+//! 5. The superblock of a whole copy voids what older openings wrote from where the present one begins on. It says so once
+//!    all before that point is durable. A crash may have left spans there that follow again when what lies before
+//!    them is written again.
+//! 6. What was read back and is not good is given up: the superblock voids all spans, until the copy is whole again.
+//! 7. Whatever waits for room in the ring does not keep the tail from moving: it moves as far as the copy is durable.
+//! 8. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
 //!    others takes their tail.
 
 use alloc::collections::VecDeque;

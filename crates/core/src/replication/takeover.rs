@@ -3,7 +3,8 @@
 //! ```text
 //!  Gathers ──enough promises, and time is over or all have answered──► Fetches ──has the longest log──► Levels
 //!     │                                                                                                    │
-//!     │ its own copy is not whole, a higher epoch, another record      all that promised have it, or time is over
+//!     │ its own copy is not whole, too few are, a higher epoch,        all that promised have it, or time is over
+//!     │ another record                                                                                     │
 //!     ▼                                                                                                    ▼
 //!  Stopped ◄────────────────────────────another record───────────────────────────────────────────────── Asks ──► Serves
 //! ```
@@ -11,16 +12,16 @@
 //! | step | sent | waits for |
 //! |---|---|---|
 //! | Gathers | Promise to every member of the record, itself too | as many promises of whole copies as a takeover needs |
-//! | Fetches | ReadLog to one that has the longest log | it is durable here |
-//! | Levels | Append what a copy lacks, then Superblock: the highest tail, and an opening that nobody knows | Ack and Named |
+//! | Fetches | ReadLog to one that has the longest log; to its own copy the Superblock, which may make room | it is durable here; Gathers again if nobody has it any more |
+//! | Levels | Superblock: the highest tail, and an opening that nobody knows, with where it begins; Append what a copy lacks | Ack and Named |
 //! | Asks | – | the record `serving`, with those that are level |
 //!
 //! Invariants:
 //! 1. What was committed is in the longest log: of the members that promised, one at least has it, and logs of members
 //!    of one record are prefixes of one another.
 //! 2. Nothing of a lower epoch is committed once enough have promised: fewer than it takes are left.
-//! 3. The members of the new record hold the same log durably, know the tail, and know the opening before it writes its
-//!    first span.
+//! 3. The members of the new record hold the same log durably, know the tail, and know the opening and where it begins
+//!    before it writes its first span.
 //! 4. The new opening is higher than any that a member of the record knows, and so than any that wrote a span.
 
 use alloc::collections::BTreeMap;
