@@ -338,7 +338,7 @@ pub fn messages_example(random: &mut fastrand::Rng) -> Vec<u8> {
     let epoch = random.u64(..5);
     let mut bytes = vec![random.u8(60..95)];
     bytes.extend(open(About { log, epoch }));
-    let more = [0, 8, 16, 48, 56, 72, 80, random.usize(..200) * 16][random.usize(..8)];
+    let more = [0, 8, 16, 56, 72, 88, random.usize(..200) * 16][random.usize(..7)];
     let mut behind = vec![0; more];
     random.fill(&mut behind);
     // Flags and what is reserved come last, and are mostly zero.

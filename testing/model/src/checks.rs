@@ -31,6 +31,10 @@ pub enum Broken {
     Invariant,
     /// Everybody is up, nothing is on its way, and the group is not as it should be.
     Stuck,
+    /// A span was written over what a durable superblock still needs.
+    Overrun,
+    /// A copy that was given up since it is rotten is offered again.
+    RotOffered,
     /// A record follows that may not.
     Record,
 }

@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | Away | – | Attaching: connected |
 //! | Attaching | Attach | InStep: it has what it said, all of it ours; else it leaves |
-//! | InStep | spans, tails | Away: disconnected |
+//! | InStep | changes, spans | Away: disconnected |
 //!
 //! A joiner's is in [`super::resync`].
 //!
@@ -23,7 +23,8 @@
 //!    among them; while a change of the record is wanted or its outcome is not known, of both records' members.
 //! 2. A change of the record is asked for only when all that is committed is so by the new record too. Without this,
 //!    a majority of three that commits with one of two, and loses that one, would leave the other one to promise alone.
-//! 3. A tail is retired when it is durable on as many members; a takeover needs one of them.
+//! 3. A change is retired when it is durable on as many members; a takeover needs one of them. One that a member was not
+//!    told does not count for it, whatever it says.
 //! 4. A member counts for commits until the record without it is written, and a joiner counts from before the record
 //!    with it is.
 //! 5. Once fenced, nothing is committed any more.
@@ -243,17 +244,26 @@ impl Group {
         self.advance();
     }
 
-    /// Have superblocks say this, and return its number, which this node's own copy is to be asked for too. Everything
-    /// before the tail is committed and need not be replayed, since it is in the backend. Only once the last change is
-    /// retired.
+    /// Have superblocks say this, and return its number, which this node's own copy is to be asked for too. Only once the
+    /// last change is retired. Everything before the tail is committed and need not be replayed, since it is in the
+    /// backend. An opening that is raised writes no span before the change is retired: or who takes the group may not
+    /// know of it, and number its own one the same.
     pub fn set_change(&mut self, change: Change) -> u64 {
         let last = self.change;
         assert!(self.is_retired() && change.tail.position <= self.committed);
         assert!(change.tail.position >= last.tail.position);
         assert!(change.incarnation >= last.incarnation);
-        let number = last.number + 1;
-        self.change = Change { number, ..change };
-        number
+        let is_raised = change.incarnation > last.incarnation;
+        self.change = Change {
+            number: last.number + 1,
+            opens_at: if is_raised {
+                change.opens_at
+            } else {
+                last.opens_at
+            },
+            ..change
+        };
+        self.change.number
     }
 
     /// Take a message of another node, which answers what was sent in this epoch.
@@ -524,26 +534,26 @@ impl Group {
         }
     }
 
-    /// The next message to send to somebody, of a log that holds `log`.
-    pub fn next_message(&mut self, log: &impl Spans) -> Option<(Member, Message)> {
+    /// Whom there may be a message for.
+    pub fn others(&self) -> impl Iterator<Item = Member> {
+        self.others.keys().copied()
+    }
+
+    /// The next message to send to a member or joiner, of a log that holds `log`. It counts as sent: it is asked for while
+    /// the link has room.
+    pub fn next_message(&mut self, to: Member, log: &impl Spans) -> Option<Message> {
         if self.is_fenced {
             return None;
         }
-        // What a joiner needs next has gone: a point further on is agreed upon.
-        let mut others = self.others.iter();
-        let lost = others.find(|(_, other)| {
-            let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
-            takes && !follows(log, other.sent)
-        });
-        if let Some((&joiner, _)) = lost {
-            self.bring_up_anew(joiner);
+        let other = self.others.get(&to)?;
+        let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
+        if takes && !follows(log, other.sent) {
+            // What a joiner needs next has gone: a point further on is agreed upon.
+            self.bring_up_anew(to);
         }
         let (change, committed) = (self.change, self.committed);
-        let mut all = self.others.iter_mut();
-        all.find_map(|(member, other)| {
-            let message = other.next_message(log, change, committed)?;
-            Some((*member, message))
-        })
+        let other = self.others.get_mut(&to)?;
+        other.next_message(log, change, committed)
     }
 
     /// Assert what must always hold.
@@ -586,6 +596,7 @@ impl Progress {
             }
             Link::Joining(step @ Step::Streams)
                 if self.durable + JOIN_LAG_BLOCKS_MAX >= committed
+                    && self.durable >= change.opens_at
                     && let Some(up_to) = point_at(log, self.durable, change.tail) =>
             {
                 *step = Step::Verifies { up_to };
@@ -681,7 +692,14 @@ mod tests {
     }
 
     fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
-        core::iter::from_fn(|| group.next_message(log)).collect()
+        let others: alloc::vec::Vec<Member> = group.others().collect();
+        let mut messages = alloc::vec::Vec::new();
+        for to in others {
+            while let Some(message) = group.next_message(to, log) {
+                messages.push((to, message));
+            }
+        }
+        messages
     }
 
     fn attach(group: &mut Group, log: &Replica, member: u16) {
@@ -823,5 +841,49 @@ mod tests {
         attach(&mut group, &log, 1);
         let record = group.next_record().unwrap();
         assert!(!record.config.members.contains(Member(1)));
+    }
+
+    fn next_change(group: &Group) -> Change {
+        Change {
+            is_unflushed: true,
+            ..group.change()
+        }
+    }
+
+    #[test]
+    fn change_is_retired_once_enough_superblocks_say_it() {
+        let (mut group, log) = group(AckLevel::Majority);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        let number = group.set_change(next_change(&group));
+        assert_eq!(number, 2);
+        // It was not told yet: such an answer does not count.
+        group.own_named(number);
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert!(!group.is_retired());
+        assert_eq!(messages(&mut group, &log).len(), 2);
+        group.receive(Member(1), &Message::Named { number: 9 }, &log);
+        assert!(!group.is_retired());
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert_eq!(group.retired(), 2);
+        group.check_invariants();
+    }
+
+    #[test]
+    fn member_is_told_again_what_its_superblock_does_not_say() {
+        let (mut group, log) = group(AckLevel::All);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        let number = group.set_change(next_change(&group));
+        group.own_named(number);
+        messages(&mut group, &log);
+        group.receive(Member(2), &Message::Named { number }, &log);
+        group.disconnected(Member(1));
+        attach(&mut group, &log, 1);
+        let told = group.next_message(Member(1), &log);
+        assert_eq!(told, Some(Message::Superblock(group.change())));
+        assert_eq!(group.next_message(Member(2), &log), None);
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert!(group.is_retired());
     }
 }

@@ -110,6 +110,9 @@ pub struct Change {
     pub sync_points: u64,
     /// The opening that writes the next spans. It does not go back.
     pub incarnation: u64,
+    /// Position at which that opening begins. Spans of older ones from there on are void: a crash may have left some
+    /// that nobody was told of, and that would follow again once what lies before them is written again.
+    pub opens_at: u64,
     /// The backend may hold writes past the log that it has not flushed.
     pub is_unflushed: bool,
 }

@@ -16,12 +16,12 @@
 //! |---|---|---|
 //! | Attach | not of a lower epoch | Attached |
 //! | Append | of the promised epoch, where the copy ends | Ack once it is durable |
-//! | Superblock | of the promised epoch | Named once it is durable |
+//! | Superblock | of the promised epoch, no lower number than the last one | Named once it is durable, and all before its opening too |
 //! | Promise | of a higher epoch, or of the one that was promised | Promised once it is durable |
 //! | ReadLog | of the promised epoch | LogData, if there is more |
 //! | Join | not of a lower epoch | Joining |
 //! | JoinAt | not of a lower epoch | HasCut once it is durable |
-//! | Verify | of the promised epoch | Verified once it was read back and that is durable |
+//! | Verify | of the promised epoch | Verified once it was read back and that is durable; NotWhole once it is given up, durably |
 //!
 //! What is of a lower epoch is answered with Fenced; what fits in no other way is dropped.
 //!
@@ -29,11 +29,16 @@
 //! 1. A promise is durable before it is told, and nothing that was taken before is on its way to the medium then: where
 //!    the copy ends does not change any more behind the back of whoever was told.
 //! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
-//!    its incarnation. A replay takes either for rot.
+//!    its incarnation (a replay takes either for rot); and only where it covers nothing at the durable tail or behind it.
 //! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
 //!    its way to the medium any more.
 //! 4. A copy that is being brought up says so durably (`is_whole`) from its cut on until it was read back.
-//! 5. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
+//! 5. The superblock of a whole copy voids what older openings wrote from where the present one begins on. It says so once
+//!    all before that point is durable. A crash may have left spans there that follow again when what lies before
+//!    them is written again.
+//! 6. What was read back and is not good is given up: the superblock voids all spans, until the copy is whole again.
+//! 7. Whatever waits for room in the ring does not keep the tail from moving: it moves as far as the copy is durable.
+//! 8. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
 //!    others takes their tail.
 
 use alloc::collections::VecDeque;
@@ -42,6 +47,9 @@ use alloc::vec::Vec;
 use super::message::{Change, Copy, Cut, Message};
 use super::{Member, Point, SpanId, Spans};
 use crate::base::limits::JOIN_POINTS_MAX;
+
+/// As `void_before`: of every opening.
+const VOID: u64 = u64::MAX;
 
 /// What a member's superblock says for replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +88,11 @@ impl Superblock {
             joined: u64::from(is_whole),
             is_whole,
         }
+    }
+
+    /// Whether no span counts: what the copy had was given up, and it has not become whole since.
+    pub fn is_void(&self) -> bool {
+        self.void_before == VOID
     }
 
     /// Whether a span that lies there counts.
@@ -141,12 +154,16 @@ pub struct Replica {
     leader: Option<Asked<()>>,
     promise: Option<Asked<Point>>,
     change: Option<Asked<Change>>,
-    /// The highest number of a change that it was asked for in this epoch.
-    number: u64,
+    /// The last change that it was told in this epoch, whether it is durable or not.
+    told: Change,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
-    /// What it holds was read back and is not as it should be.
+    /// What it holds is not as it should be. It is given up as soon as the superblock says so.
     is_rotten: bool,
+    /// Nothing that it had counts any more: it takes nothing before it was cut.
+    is_given_up: bool,
+    /// Who is told of that.
+    not_whole: Option<Asked<Point>>,
     /// Something is being read back, for `verify` or for somebody who does not ask any more.
     is_reading: bool,
     outgoing: VecDeque<Outgoing>,
@@ -197,13 +214,24 @@ impl Replica {
             leader: None,
             promise: None,
             change: None,
-            number: 0,
+            told: Change::default(),
             cut: None,
             verify: None,
             is_rotten: false,
+            is_given_up: superblock.is_void(),
+            not_whole: None,
             is_reading: false,
             outgoing: VecDeque::new(),
         }
+    }
+
+    /// The copy whose replay failed: it lost something of what it had said. It gives up the rest, durably, and is
+    /// brought up anew.
+    pub fn damaged(superblock: Superblock, ring_blocks: u64) -> Self {
+        let mut replica = Self::new(superblock, ring_blocks, []);
+        replica.is_rotten = true;
+        replica.settle();
+        replica
     }
 
     /// The superblock that is durable.
@@ -245,7 +273,7 @@ impl Replica {
             incarnation: self.superblock.incarnation,
             is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
-            is_whole: self.superblock.is_whole && self.has(floor),
+            is_whole: self.superblock.is_whole && !self.is_rotten && self.has(floor),
         }
     }
 
@@ -265,7 +293,11 @@ impl Replica {
 
     /// Whether it takes what is appended in this epoch.
     fn takes(&self, epoch: u64) -> bool {
-        epoch == self.superblock.promised && self.promised() == epoch && self.cut.is_none()
+        epoch == self.superblock.promised
+            && self.promised() == epoch
+            && self.cut.is_none()
+            && !self.is_rotten
+            && !self.is_given_up
     }
 
     /// Take a message that came from `from`, which acts in `epoch`.
@@ -287,8 +319,10 @@ impl Replica {
                 self.send(from, epoch, Message::Attached(copy));
             }
             Message::Append(span) => self.append(epoch, *span),
-            Message::Superblock(change) if self.takes(epoch) && change.number >= self.number => {
-                self.number = change.number;
+            Message::Superblock(change)
+                if self.takes(epoch) && change.number >= self.told.number =>
+            {
+                self.told = *change;
                 self.change = Some(Asked {
                     by: from,
                     epoch,
@@ -304,7 +338,7 @@ impl Replica {
                 });
                 self.change = None;
                 // A candidate that starts anew counts anew.
-                self.number = 0;
+                self.told = Change::default();
                 self.verify = None;
                 // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
                 self.cut.take_if(|cut| cut.epoch < epoch);
@@ -324,7 +358,7 @@ impl Replica {
                 self.leader = Some(by(()));
                 self.promise = None;
                 self.change = None;
-                self.number = cut.change.number;
+                self.told = cut.change;
                 self.verify = None;
                 self.cut = Some(Asked {
                     by: from,
@@ -358,6 +392,8 @@ impl Replica {
             is_written: false,
         });
         self.head = span.end;
+        // A change may wait for it.
+        self.settle();
     }
 
     /// Whether a span lies behind its start, and could be written if everything before it had gone.
@@ -480,9 +516,13 @@ impl Replica {
         } else {
             let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
-            // None of it is offered again.
+            self.change = None;
             self.is_rotten = true;
-            self.send(by, epoch, Message::NotWhole { up_to });
+            self.not_whole = Some(Asked {
+                by,
+                epoch,
+                what: up_to,
+            });
         }
         self.settle();
     }
@@ -498,6 +538,7 @@ impl Replica {
         self.leader.take_if(|asked| asked.by == from);
         self.change.take_if(|asked| asked.by == from);
         self.verify.take_if(|asked| asked.by == from);
+        self.not_whole.take_if(|asked| asked.by == from);
     }
 
     fn send(&mut self, to: Member, epoch: u64, message: Message) {
@@ -516,6 +557,7 @@ impl Replica {
 
     /// Go on with what waited.
     fn settle(&mut self) {
+        self.settle_rot();
         self.settle_promise();
         self.settle_cut();
         self.settle_change();
@@ -526,12 +568,42 @@ impl Replica {
         self.writing.is_none() && self.wanted == self.superblock
     }
 
+    /// Give up what is rotten.
+    fn settle_rot(&mut self) {
+        if !self.is_rotten {
+            return;
+        }
+        self.drop_unsubmitted();
+        if self.is_busy() || self.writing.is_some() {
+            return;
+        }
+        self.is_given_up = true;
+        self.spans.clear();
+        self.submitted = 0;
+        self.head = self.wanted.tail;
+        self.durable = self.wanted.tail;
+        self.wanted.cut_position = self.wanted.tail.position;
+        self.wanted.void_before = VOID;
+        self.wanted.is_whole = false;
+        if self.is_settled() {
+            self.is_rotten = false;
+            if let Some(asked) = self.not_whole.take() {
+                let up_to = asked.what;
+                self.send(asked.by, asked.epoch, Message::NotWhole { up_to });
+            }
+        }
+    }
+
     fn settle_change(&mut self) {
         let Some(asked) = self.change else { return };
         let change = asked.what;
-        // Spans before the tail may wait for the opening.
-        self.wanted.incarnation = self.wanted.incarnation.max(change.incarnation);
+        if !self.agrees_with(&change) {
+            // Of another log than this one: whoever waits misses a deadline.
+            self.change = None;
+            return;
+        }
         self.wanted.is_unflushed = change.is_unflushed;
+        self.settle_opening(&change);
         if change.tail.position > self.durable.position {
             if self.lacks_room() && self.durable.position > self.wanted.tail.position {
                 // They wait for the tail, and it for them: it moves as far as they are here. A replay takes the sync
@@ -540,28 +612,49 @@ impl Replica {
             }
             return;
         }
-        if !self.has(change.tail) {
-            // Of another log than this one: whoever waits misses a deadline.
-            self.change = None;
-            return;
-        }
         if change.tail.position >= self.wanted.tail.position {
             self.wanted.tail = change.tail;
             self.wanted.sync_points = change.sync_points;
         }
-        if self.is_settled() {
+        if self.is_settled() && self.durable.position >= change.opens_at {
             self.change = None;
             let number = change.number;
             self.send(asked.by, asked.epoch, Message::Named { number });
         }
     }
 
+    /// Whether the log that a change is about can be this one.
+    fn agrees_with(&self, change: &Change) -> bool {
+        let is_behind = change.tail.position > self.durable.position;
+        let next = self.span_after(change.opens_at);
+        (is_behind || self.has(change.tail))
+            && next.is_none_or(|next| next.incarnation >= change.incarnation)
+    }
+
+    /// Have the superblock know the opening of a change, once everything before it is durable.
+    fn settle_opening(&mut self, change: &Change) {
+        if self.durable.position >= change.opens_at {
+            self.wanted.incarnation = self.wanted.incarnation.max(change.incarnation);
+            if self.wanted.is_whole && change.incarnation > self.wanted.void_before {
+                self.wanted.cut_position = change.opens_at;
+                self.wanted.void_before = change.incarnation;
+            }
+        } else if let Some(next) = self.spans.get(self.submitted) {
+            // Of an opening between: in an epoch no opening takes the place of what another one wrote.
+            let incarnation = next.span.incarnation.min(change.incarnation);
+            self.wanted.incarnation = self.wanted.incarnation.max(incarnation);
+        }
+    }
+
     fn settle_verify(&mut self) {
         let Some(asked) = self.verify else { return };
-        if asked.what.state != Reading::Good {
+        let told = self.told;
+        if asked.what.state != Reading::Good || self.durable.position < told.opens_at {
             return;
         }
         self.wanted.is_whole = true;
+        self.wanted.cut_position = told.opens_at;
+        self.wanted.void_before = told.incarnation;
         if self.is_settled() {
             self.verify = None;
             let up_to = asked.what.up_to;
@@ -587,18 +680,17 @@ impl Replica {
     fn settle_cut(&mut self) {
         let Some(asked) = self.cut else { return };
         self.drop_unsubmitted();
-        if self.is_busy() || self.writing.is_some() {
+        if self.is_busy() || self.writing.is_some() || self.is_rotten {
             return;
         }
         let cut = asked.what;
         if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
             self.cut = None;
-            self.is_rotten = false;
+            self.is_given_up = false;
             self.send(asked.by, asked.epoch, Message::HasCut(cut));
             return;
         }
-        let keeps =
-            !self.is_rotten && self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
+        let keeps = self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
         if keeps {
             self.spans.truncate(self.ended_by(cut.at.position));
         } else {
@@ -620,7 +712,12 @@ impl Replica {
             sync_points,
             is_unflushed: change.is_unflushed,
             cut_position: cut.at.position,
-            void_before: cut.void_before,
+            // What was given up does not count again before the copy is whole: openings that are given wrote it.
+            void_before: if last.is_void() {
+                VOID
+            } else {
+                cut.void_before
+            },
             joined: cut.joined,
             is_whole: false,
         };
@@ -629,7 +726,8 @@ impl Replica {
     /// Whether the durable superblock and the spans say that it was cut there.
     fn is_cut(&self, cut: &Cut) -> bool {
         let last = &self.superblock;
-        (last.cut_position, last.void_before) == (cut.at.position, cut.void_before)
+        last.cut_position == cut.at.position
+            && (last.is_void() || last.void_before == cut.void_before)
             && !last.is_whole
             && self.durable == cut.at
             && last.joined == cut.joined
@@ -665,205 +763,4 @@ impl Replica {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PRIMARY: Member = Member(0);
-    const CANDIDATE: Member = Member(2);
-    const RING_BLOCKS: u64 = 8;
-
-    fn point(position: u64) -> Point {
-        Point {
-            position,
-            chain: position * 10,
-        }
-    }
-
-    fn span(start: u64, evidence: u64) -> SpanId {
-        SpanId {
-            start: point(start),
-            end: point(start + 1),
-            blocks: 1,
-            incarnation: 1,
-            evidence,
-        }
-    }
-
-    fn member() -> Replica {
-        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, []);
-        replica.receive(PRIMARY, 1, &Message::Attach);
-        assert!(matches!(
-            replica.next_message(),
-            Some((PRIMARY, 1, Message::Attached(_)))
-        ));
-        replica
-    }
-
-    fn write_superblock(replica: &mut Replica) -> Superblock {
-        let superblock = replica.next_superblock().unwrap();
-        assert_eq!(
-            replica.next_message(),
-            None,
-            "it is told once it is durable"
-        );
-        replica.superblock_written();
-        replica.check_invariants();
-        superblock
-    }
-
-    fn promise(floor: Point) -> Message {
-        Message::Promise { floor }
-    }
-
-    #[test]
-    fn span_is_acknowledged_in_order_once_durable() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 0)));
-        // One that does not follow is not taken.
-        replica.receive(PRIMARY, 1, &Message::Append(span(7, 0)));
-        assert_eq!(replica.next_write(), Some(span(0, 0)));
-        assert_eq!(replica.next_write(), Some(span(1, 0)));
-        assert_eq!(replica.next_write(), None);
-        replica.written(2);
-        assert_eq!(replica.next_message(), None);
-        replica.written(1);
-        let ack = Message::Ack { durable: 2 };
-        assert_eq!(replica.next_message(), Some((PRIMARY, 1, ack)));
-    }
-
-    #[test]
-    fn span_waits_until_its_evidence_is_durable_here() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
-        assert_eq!(replica.next_write(), Some(span(0, 0)));
-        assert_eq!(replica.next_write(), None);
-        replica.written(1);
-        assert_eq!(replica.next_write(), Some(span(1, 1)));
-    }
-
-    #[test]
-    fn promise_waits_for_what_is_on_its_way_and_for_the_medium() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
-        replica.next_write().unwrap();
-        replica.receive(CANDIDATE, 2, &promise(point(0)));
-        assert_eq!(replica.next_superblock(), None, "a span is on its way");
-        replica.receive(PRIMARY, 1, &Message::Append(span(2, 0)));
-        let fenced = Message::Fenced { promised: 2 };
-        assert_eq!(replica.next_message(), Some((PRIMARY, 1, fenced)));
-        replica.written(1);
-        while replica.next_message().is_some() {}
-        assert_eq!(write_superblock(&mut replica).promised, 2);
-        let Some((CANDIDATE, 2, Message::Promised(copy))) = replica.next_message() else {
-            panic!("it is told");
-        };
-        // What was taken and not written is gone.
-        assert_eq!((copy.head, replica.head()), (point(1), point(1)));
-        assert!(copy.is_whole);
-    }
-
-    #[test]
-    fn promise_of_a_copy_without_the_floor_is_not_whole() {
-        let mut replica = member();
-        replica.receive(CANDIDATE, 2, &promise(point(3)));
-        write_superblock(&mut replica);
-        let Some((_, _, Message::Promised(copy))) = replica.next_message() else {
-            panic!("it is told");
-        };
-        assert!(!copy.is_whole);
-    }
-
-    #[test]
-    fn cut_and_verification_are_durable_before_they_are_told() {
-        let mut replica = Replica::new(
-            Superblock::new(true),
-            RING_BLOCKS,
-            [span(0, 0), span(1, 0), span(2, 0)],
-        );
-        let cut = Cut {
-            at: point(1),
-            void_before: 4,
-            joined: 8,
-            change: Change {
-                number: 1,
-                tail: point(0),
-                incarnation: 6,
-                ..Change::default()
-            },
-        };
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
-        let written = write_superblock(&mut replica);
-        assert_eq!((written.promised, written.incarnation), (3, 6));
-        assert_eq!((written.cut_position, written.void_before), (1, 4));
-        assert_eq!(written.joined, 8);
-        assert!(!written.is_whole && !written.counts(&span(1, 0)) && written.counts(&span(0, 0)));
-        let has_cut = Message::HasCut(cut);
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
-        assert_eq!(replica.durable(), point(1));
-
-        let up_to = point(1);
-        replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
-        assert_eq!(replica.next_verify(), Some(up_to));
-        assert_eq!(replica.next_verify(), None);
-        replica.verified(true);
-        assert!(write_superblock(&mut replica).is_whole);
-        let verified = Message::Verified { up_to };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, verified)));
-    }
-
-    #[test]
-    fn cut_that_was_made_before_takes_the_tail_of_now() {
-        let spans = [span(0, 0)];
-        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, spans);
-        let cut = |tail| Cut {
-            at: point(1),
-            void_before: 4,
-            joined: 8,
-            change: Change {
-                number: 1,
-                tail: point(tail),
-                incarnation: 6,
-                ..Change::default()
-            },
-        };
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(0)));
-        let written = write_superblock(&mut replica);
-        // The node starts anew, and the log of the others begins later by now.
-        let mut replica = Replica::new(written, RING_BLOCKS, spans);
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(1)));
-        assert_eq!(write_superblock(&mut replica).tail, point(1));
-        let has_cut = Message::HasCut(cut(1));
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
-    }
-
-    #[test]
-    fn verification_that_fails_has_the_copy_brought_up_anew() {
-        let mut replica = Replica::new(
-            Superblock {
-                promised: 3,
-                ..Superblock::new(false)
-            },
-            RING_BLOCKS,
-            [],
-        );
-        let up_to = point(0);
-        replica.receive(
-            CANDIDATE,
-            3,
-            &Message::Verify {
-                up_to: Point::default(),
-            },
-        );
-        assert_eq!(replica.next_verify(), Some(up_to));
-        replica.verified(false);
-        assert_eq!(replica.next_superblock(), None);
-        let not_whole = Message::NotWhole { up_to };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, not_whole)));
-        replica.receive(CANDIDATE, 3, &Message::Join);
-        let joining = Message::Joining { points: Vec::new() };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, joining)));
-    }
-}
+mod tests;

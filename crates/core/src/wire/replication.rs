@@ -80,7 +80,7 @@ on_disk! {
 
 on_disk! {
     /// What a superblock shall say: the meta of Superblock.
-    ChangeMeta: 80 bytes {
+    ChangeMeta: 88 bytes {
         /// UUID of the volume.
         volume: [u8; 16],
         /// Number of its log.
@@ -97,6 +97,8 @@ on_disk! {
         sync_points: U64,
         /// The opening that writes the next spans.
         incarnation: U64,
+        /// Position at which that opening begins.
+        opens_at: U64,
         /// 1: the backend may hold writes that it has not flushed.
         flags: U32,
         /// Zero.
@@ -106,7 +108,7 @@ on_disk! {
 
 on_disk! {
     /// From where on a joiner takes the log: the meta of JoinAt and HasCut.
-    CutMeta: 112 bytes {
+    CutMeta: 120 bytes {
         /// UUID of the volume.
         volume: [u8; 16],
         /// Number of its log.
@@ -131,6 +133,8 @@ on_disk! {
         sync_points: U64,
         /// The opening that writes the next spans.
         incarnation: U64,
+        /// Position at which that opening begins.
+        opens_at: U64,
         /// 1: the backend may hold writes that it has not flushed.
         flags: U32,
         /// Zero.
@@ -696,6 +700,7 @@ fn change_meta(about: About, change: &Change) -> ChangeMeta {
         tail_chain: change.tail.chain.into(),
         sync_points: change.sync_points.into(),
         incarnation: change.incarnation.into(),
+        opens_at: change.opens_at.into(),
         flags: flag(change.is_unflushed, FLAG_UNFLUSHED).into(),
         reserved: [0; 4],
     }
@@ -709,6 +714,7 @@ fn read_change(code: u16, meta: &[u8]) -> Result<(About, Change), MessageError> 
         tail: point(meta.tail_position, meta.tail_chain),
         sync_points: meta.sync_points.get(),
         incarnation: meta.incarnation.get(),
+        opens_at: meta.opens_at.get(),
         is_unflushed: flags & FLAG_UNFLUSHED != 0,
     };
     Ok((about(meta.volume, meta.log, meta.epoch), change))
@@ -729,6 +735,7 @@ fn cut_meta(about: About, cut: &Cut) -> CutMeta {
         tail_chain: change.tail_chain,
         sync_points: change.sync_points,
         incarnation: change.incarnation,
+        opens_at: change.opens_at,
         flags: change.flags,
         reserved: [0; 4],
     }
@@ -746,6 +753,7 @@ fn read_cut(code: u16, meta: &[u8]) -> Result<(About, Cut), MessageError> {
             tail: point(meta.tail_position, meta.tail_chain),
             sync_points: meta.sync_points.get(),
             incarnation: meta.incarnation.get(),
+            opens_at: meta.opens_at.get(),
             is_unflushed: flags & FLAG_UNFLUSHED != 0,
         },
     };

@@ -105,8 +105,9 @@ pub struct Times {
     pub ping_max: Nanos,
     /// The answer to a request; a promise may have to wait out a lease.
     pub answer_max: Nanos,
-    /// The answer to Verify, for which a whole log is read.
-    pub verify_max: Nanos,
+    /// The answer to what may wait for much of a log: to Verify, for which it is read, and to Superblock, which is durable
+    /// only once all before the opening is. That a member is too slow is for its group to say.
+    pub slow_answer_max: Nanos,
 }
 
 impl Default for Times {
@@ -116,7 +117,7 @@ impl Default for Times {
             ping_interval: Nanos::from_millis(500),
             ping_max: Nanos::from_millis(5_000),
             answer_max: Nanos::from_millis(15_000),
-            verify_max: Nanos::from_millis(3_600_000),
+            slow_answer_max: Nanos::from_millis(3_600_000),
         }
     }
 }

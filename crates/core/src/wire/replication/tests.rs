@@ -25,6 +25,7 @@ fn change() -> Change {
         tail: at(70),
         sync_points: 5,
         incarnation: 6,
+        opens_at: 71,
         is_unflushed: true,
     }
 }
@@ -192,7 +193,7 @@ fn unknown_codes_and_flags_are_refused() {
         assert_eq!(read_answer(code, &meta), Err(MessageError::Code(code)));
     }
     let (code, meta) = request(ABOUT, &Message::Superblock(change())).unwrap();
-    for at in [72, 76] {
+    for at in [80, 84] {
         let mut other = meta.clone();
         other[at] |= 2;
         assert_eq!(

@@ -220,7 +220,7 @@ impl Links {
             _ => (Purpose::Spans, 0),
         };
         let patience = match question {
-            Question::Verify => self.times.verify_max,
+            Question::Verify | Question::Superblock => self.times.slow_answer_max,
             _ => self.times.answer_max,
         };
         let deadline = self.now.plus(patience);

@@ -3,7 +3,8 @@
 //! Half of the pool is for spans of streams, in equal parts; the other half takes what is fetched from members' logs. A part
 //! is never less than two of the largest spans: a span that does not fit before the ring's end begins behind it, so it may
 //! end almost two lengths behind the one before, and with less it could never be sent. With so many streams that the parts
-//! come to more than there is, spans wait in their sockets.
+//! come to more than there is, spans wait in their sockets. A span that waits for room in its ring then holds up the message
+//! that makes room, if it comes over the same connection: so a pool has room for all streams, 2 * [`WINDOW_BLOCKS_MIN`] each.
 
 use hdcs_core::base::limits::{BLOCK_BYTES, WIRE_PARTS_MAX};
 
