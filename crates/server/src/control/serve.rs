@@ -44,6 +44,7 @@ use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
 use super::node::{Node, lock};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
+use crate::cluster::records::RecordStore;
 use crate::config::budget::Budget;
 use crate::config::machine::{self, Machine};
 use crate::config::value::Listen;
@@ -298,6 +299,11 @@ fn prepare(
     events: &Events,
 ) -> Result<(Arc<Node>, Listeners, Threads), ServeError> {
     let certificates = certificates(&config.node)?;
+    if let Some(cluster) = &config.cluster {
+        // What is wrong with the directory is better known now than when a group has to be taken.
+        RecordStore::open(&cluster.records, cluster.own.member)
+            .map_err(|error| ServeError::Config(ConfigError::Relation(error.to_string())))?;
+    }
     let layout = lock(dir).layout().clone();
     let nbd = bind_nbd(&config.node, &layout)?;
     let control = bind_unix(&layout.control_socket(), true)?;

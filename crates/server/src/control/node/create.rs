@@ -95,18 +95,30 @@ impl Node {
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
+        let group = self.groups.plan(&name, &request)?;
         let entry = self.plan(name.clone(), &request).await?;
         let volumes = self.volumes.count() + 1;
         let config = self.setup.core_config(&entry, volumes, None)?;
         let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];
+        let (high, low) = Uuid::new_v4().as_u64_pair();
+        let log = high ^ low;
         let made = tokio::task::spawn_blocking(move || {
-            make(&layout, entry, &config, overwrite, data.as_deref())
+            make(&layout, entry, (&config, log), overwrite, data.as_deref())
         });
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
-        if let Err(error) = self.open(&entry, volumes).await {
+        let founded = match group {
+            Some(group) => self.groups.found(&entry, log, group).await,
+            None => Ok(()),
+        };
+        let opened = match founded {
+            Ok(()) => (self.open(&entry, volumes).await).map_err(|error| error.to_string()),
+            Err(error) => Err(error.message),
+        };
+        if let Err(error) = opened {
+            self.groups.forget(&entry).await;
             // Nothing was ever written to it; a backend of the user's is not touched.
             self.volumes.remove(name.as_str());
             self.volumes.explain(name.as_str(), None);
@@ -190,6 +202,7 @@ impl Node {
             backend_is_new: new.is_some(),
             encryption,
             home,
+            is_replicated: request.group.is_some(),
             settings: request.settings.clone(),
         };
         self.memories.check(&entry)?;
@@ -410,11 +423,11 @@ fn device_bytes(path: &Path) -> io::Result<u64> {
     fs::File::open(path)?.seek(SeekFrom::End(0))
 }
 
-/// Make the files of a new volume. Blocks.
+/// Make the files of a new volume, whose log has this number. Blocks.
 fn make(
     layout: &Layout,
     entry: Entry,
-    config: &VolumeConfig,
+    (config, log_number): (&VolumeConfig, u64),
     [overwrite_log, overwrite_store]: [bool; 2],
     staged: Option<&StagedData>,
 ) -> Result<Entry, ApiError> {
@@ -439,8 +452,7 @@ fn make(
         };
         made.map_err(here)?;
     }
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    let mut first_block = CoreVolume::format_log(config, high ^ low);
+    let mut first_block = CoreVolume::format_log(config, log_number);
     if log.prepared.is_some() {
         sharing::share_log_space(&mut first_block);
     }

@@ -382,6 +382,7 @@ impl Node {
             return Err(did_not_end(name, &error, leaving, &self.volumes));
         }
         if let Found::Entry(entry) = &slot.found {
+            self.groups.forget(entry).await;
             let url = entry.backend_url(&layout);
             if let Leaving::Image(_) = leaving {
                 is_removed = remove_data(entry, leaving, self.setup.layout(), &self.volumes)

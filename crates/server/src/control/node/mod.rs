@@ -17,6 +17,7 @@ mod detach;
 mod encryption;
 mod entries;
 mod flush;
+mod groups;
 mod heat;
 mod home;
 mod log_space;
@@ -41,6 +42,7 @@ use std::time::{Duration, Instant};
 
 use entries::Catalogue;
 use flush::Flushes;
+use groups::Groups;
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
@@ -117,6 +119,8 @@ pub struct Node {
     /// What clones have to copy.
     copies: Copies,
     scrubs: Arc<Scrubs>,
+    /// Groups of the nodes of the cluster.
+    pub(in crate::control) groups: Groups,
     /// Heat maps that are kept.
     heats: Arc<Heats>,
     /// What volumes were seen to do.
@@ -175,8 +179,10 @@ impl Node {
             Arc::clone(&volumes),
             Arc::clone(&memories),
         );
+        let groups = Groups::new(Arc::clone(&setup), None);
         Self {
             setup,
+            groups,
             link,
             catalogue: Catalogue::new(dir),
             volumes,
