@@ -1,6 +1,6 @@
 //! `hdcs group …`, `hdcs volume takeover`, and what `hdcs volume create` takes for a group.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use hdcs_api::groups::{Ack, Group, GroupRequest, TakeOver};
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
@@ -32,7 +32,7 @@ pub(crate) enum Command {
 
 /// The copies that a new volume has on other nodes.
 #[derive(Args, Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct GroupArguments {
     /// Nodes that have its dirty data, this one included: 2 or 3 need a cluster (experimental) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     replicas: Option<u8>,
@@ -52,7 +52,7 @@ pub(crate) struct Copies {
     copies_min: Option<u8>,
 }
 
-impl Copies {
+impl GroupArguments {
     /// What is asked for, if it is more than this node's own copy.
     pub(crate) fn request(self) -> Result<Option<GroupRequest>, Failure> {
         let replicas = self.replicas.unwrap_or(1);
@@ -226,7 +226,7 @@ fn show(group: &Group) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{Parser, ValueEnum};
     use hdcs_api::groups::{GroupOther, GroupPhase, GroupRecord, GroupRole, GroupView};
 
     use super::*;
@@ -234,7 +234,7 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        copies: Copies,
+        copies: GroupArguments,
     }
 
     fn parsed(arguments: &[&str]) -> Result<Option<GroupRequest>, String> {

@@ -15,7 +15,7 @@ use hdcs_server::catalogue::{VolumeName, check_volume_bytes};
 use hyper::Method;
 
 use super::client::Client;
-use super::group::{self, Copies};
+use super::group::{self, GroupArguments};
 use super::size::{Size, show};
 use super::{Failure, attach, flush, heat, output, pin, policy, scrub, snapshot, transfer};
 
@@ -176,7 +176,7 @@ pub(crate) struct Behaviour {
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
     #[command(flatten)]
-    copies: Copies,
+    copies: GroupArguments,
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,

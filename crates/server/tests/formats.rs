@@ -443,6 +443,7 @@ fn write_data_dir(root: &Path) {
         home: Some("home".into()),
         pins: Vec::new(),
         shard: None,
+        is_replicated: false,
         settings: BTreeMap::new(),
     };
     PendingVolume::begin(dir.layout(), entry)

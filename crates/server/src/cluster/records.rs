@@ -283,7 +283,7 @@ impl RecordStore {
         let made = self.temporary_name();
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).create(&made).map_err(io_at(&made))?;
-        let filled = self.fill(&made, spec, first).and_then(|()| {
+        let filled = fill(&made, spec, first).and_then(|()| {
             // A directory takes the place of an empty one, and of no other.
             fs::rename(&made, &target).map_err(|source| match source.raw_os_error() {
                 Some(libc::ENOTEMPTY | libc::EEXIST) => StoreError::Exists {
@@ -298,24 +298,6 @@ impl RecordStore {
         }
         filled?;
         sync_directory(&self.root).map_err(io_at(&self.root))
-    }
-
-    fn fill(
-        &self,
-        made: &Path,
-        spec: &VolumeSpecFile,
-        first: &GroupRecord,
-    ) -> Result<(), StoreError> {
-        let files = [
-            (SPEC_FILE.to_owned(), sealed::encode(SPEC, spec)),
-            (record_name(first.revision), encode(first)),
-        ];
-        for (name, text) in files {
-            let path = made.join(name);
-            let text = text.map_err(file_at(&path))?;
-            write_new(&path, &text).map_err(io_at(&path))?;
-        }
-        sync_directory(made).map_err(io_at(made))
     }
 
     /// Forget the group of a volume that is deleted. Whoever proposes something meanwhile finds nothing.
@@ -463,6 +445,20 @@ impl RecordStore {
         let name = format!("{}-{}", self.node.0, Uuid::new_v4());
         self.temporary().join(name)
     }
+}
+
+/// Write the files of a new group into its directory, durably.
+fn fill(made: &Path, spec: &VolumeSpecFile, first: &GroupRecord) -> Result<(), StoreError> {
+    let files = [
+        (SPEC_FILE.to_owned(), sealed::encode(SPEC, spec)),
+        (record_name(first.revision), encode(first)),
+    ];
+    for (name, text) in files {
+        let path = made.join(name);
+        let text = text.map_err(file_at(&path))?;
+        write_new(&path, &text).map_err(io_at(&path))?;
+    }
+    sync_directory(made).map_err(io_at(made))
 }
 
 /// The names in a directory, as far as they are text.

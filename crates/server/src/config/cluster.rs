@@ -111,15 +111,12 @@ impl NodeAddress {
     fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         // An IPv6 address has colons of its own, and so stands in brackets.
-        let is_host = match host.strip_prefix('[') {
-            Some(rest) => rest
-                .strip_suffix(']')
-                .is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok()),
-            None => {
-                let is_allowed =
-                    |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-                !host.is_empty() && host.chars().all(is_allowed)
-            }
+        let is_host = if let Some(rest) = host.strip_prefix('[') {
+            let ip = rest.strip_suffix(']');
+            ip.is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok())
+        } else {
+            let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            !host.is_empty() && host.chars().all(is_allowed)
         };
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
         (is_host && is_port && text.len() <= ADDRESS_BYTES_MAX).then(|| Self(text.to_owned()))

@@ -202,18 +202,18 @@ fn name_that_was_removed_since_is_not_taken_for_new() {
     assert!(!old.exists());
     let stale = first().taking(A);
     let path = store.record_path(spec.uuid, 2);
-    let lost = store.link_after(spec.uuid, 1, &stale, &path).unwrap();
+    let stopped = store.link_after(spec.uuid, 1, &stale, &path).unwrap();
     assert!(
-        matches!(&lost, Proposed::Lost(newer) if **newer == last),
-        "{lost:?}"
+        matches!(&stopped, Proposed::Lost(newer) if **newer == last),
+        "{stopped:?}"
     );
     // Nor is what follows upon that.
     let staler = stale.taking(B);
     let path = store.record_path(spec.uuid, 3);
-    let lost = store.link_after(spec.uuid, 2, &staler, &path).unwrap();
+    let stopped = store.link_after(spec.uuid, 2, &staler, &path).unwrap();
     assert!(
-        matches!(&lost, Proposed::Lost(newer) if **newer == last),
-        "{lost:?}"
+        matches!(&stopped, Proposed::Lost(newer) if **newer == last),
+        "{stopped:?}"
     );
     let next = last.taking(A);
     written(&store, spec.uuid, &next);
