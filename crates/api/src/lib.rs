@@ -5,6 +5,7 @@
 
 mod change;
 pub mod events;
+pub mod groups;
 mod shards;
 mod start;
 pub mod time;
@@ -120,6 +121,9 @@ pub struct CreateVolume {
     /// to do.
     #[serde(default)]
     pub shard: Option<u64>,
+    /// Nodes that have copies of its write log; left out, this node alone has it.
+    #[serde(default)]
+    pub group: Option<groups::GroupRequest>,
     /// Settings that differ from the node's.
     #[serde(default)]
     pub settings: BTreeMap<String, Value>,

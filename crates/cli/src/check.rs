@@ -9,7 +9,7 @@ use hdcs_api::{CheckReport, ErrorKind, Volume};
 use hdcs_server::catalogue::{self, VolumeName};
 use hdcs_server::data_dir::Layout;
 use hdcs_server::inspect::home::LocalStoreSummary;
-use hdcs_server::inspect::{self, CacheSummary, Inspection, LogSummary, Use};
+use hdcs_server::inspect::{self, CacheSummary, Inspection, LogSummary, SuperblockSummary, Use};
 use hyper::Method;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -139,12 +139,34 @@ fn describe_home(home: &LocalStoreSummary) {
     }
 }
 
+/// What a superblock says of a copy in a group; nothing without one.
+fn describe_copy(superblock: &SuperblockSummary) -> String {
+    let Some(copy) = &superblock.group else {
+        return String::new();
+    };
+    let promised = superblock.epoch.unwrap_or(0);
+    let mut text = format!(
+        ", copy in a group: promised epoch {promised}, joined under revision {}",
+        copy.joined
+    );
+    if copy.void_before > 0 {
+        text += &format!(
+            ", cut at {} (void there before incarnation {})",
+            copy.cut_position, copy.void_before
+        );
+    }
+    if !copy.whole {
+        text += ", not whole";
+    }
+    text
+}
+
 fn describe_log(log: &LogSummary) {
     for superblock in &log.superblocks {
         let block = superblock.block;
         match (&superblock.problem, superblock.volume) {
             (None, Some(volume)) => output::line(&format!(
-                "superblock {block}: volume {volume}, sequence {}, incarnation {}, tail {}, {}{}",
+                "superblock {block}: volume {volume}, sequence {}, incarnation {}, tail {}, {}{}{}",
                 superblock.sequence.unwrap_or(0),
                 superblock.incarnation.unwrap_or(0),
                 superblock.tail.unwrap_or(0),
@@ -158,6 +180,7 @@ fn describe_log(log: &LogSummary) {
                 } else {
                     ""
                 },
+                describe_copy(superblock),
             )),
             (problem, _) => output::line(&format!(
                 "superblock {block}: {}",

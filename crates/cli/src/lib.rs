@@ -3,9 +3,6 @@
 //! Exit status: 0 done, 1 failed, 2 misused, 130 interrupted in work that is undone then (`volume import`,
 //! `export`, `flush`, `snapshot` and `clone`). Errors go to standard error as
 //! `error: what: where: what to do`. Results go to standard output, as tables or with `--json`.
-//!
-//! Only what is implemented is accepted; the rest of the contract says that it is not available
-//! yet.
 
 mod attach;
 mod backend_check;
@@ -14,6 +11,7 @@ mod client;
 mod events;
 mod flush;
 mod generate;
+mod group;
 mod heat;
 mod interrupts;
 mod output;
@@ -69,6 +67,9 @@ enum Command {
     /// Create, list, show, change, flush and delete volumes
     #[command(subcommand)]
     Volume(volume::Command),
+    /// Show the nodes that have copies of volumes' dirty data (experimental)
+    #[command(subcommand)]
+    Group(group::Command),
     /// Show the node: memory, cache, volumes by state
     Status {
         /// Print JSON
@@ -180,6 +181,7 @@ pub fn run() -> ExitCode {
         Command::Volume(command) => {
             online(&data, async |client| volume::run(&client, command).await)
         }
+        Command::Group(command) => online(&data, async |client| group::run(&client, command).await),
         Command::Status { json } => {
             online(&data, async |client| output::status(&client, json).await)
         }

@@ -15,6 +15,7 @@ use hdcs_server::catalogue::{VolumeName, check_volume_bytes};
 use hyper::Method;
 
 use super::client::Client;
+use super::group::{self, GroupArguments};
 use super::size::{Size, show};
 use super::{Failure, attach, flush, heat, output, pin, policy, scrub, snapshot, transfer};
 
@@ -93,6 +94,9 @@ pub(crate) enum Command {
     Unpin(pin::UnpinArguments),
     /// Open a volume that could not be opened
     Open(Open),
+    /// Have this node, which has a copy of the volume's log, serve the volume in the place of the node that does
+    /// (experimental)
+    Takeover(group::Takeover),
     /// Wrap the data key of an encrypted volume with another key; the volume serves on
     RotateKey {
         /// Name of the volume
@@ -171,12 +175,8 @@ pub(crate) struct Behaviour {
     /// What the cache does with writes and reads [default: the node's `policy`]
     #[arg(long, value_parser = ["write-back", "write-through", "write-around", "read-only", "pass-through"])]
     policy: Option<String>,
-    /// Copies of dirty data on other nodes
-    #[arg(long, default_value = "0", value_parser = Available::parser("number of replicas", &["0"], &["1", "2", "3"]))]
-    replicas: String,
-    /// How many of them must hold a write before it is acknowledged
-    #[arg(long, default_value = "one", value_parser = Available::parser("ack level", &["one"], &["majority", "all"]))]
-    ack: String,
+    #[command(flatten)]
+    copies: GroupArguments,
     /// When a write counts as durable [default: the node's `persist`]
     #[arg(long, value_parser = ["on-write", "on-flush", "auto"])]
     persist: Option<String>,
@@ -300,6 +300,7 @@ impl Behaviour {
             store_path: self.store_path.as_deref().map(absolute).transpose()?,
             store_overwrite: self.store_overwrite,
             shard: self.shard,
+            group: self.copies.request()?,
             settings,
         })
     }
@@ -356,30 +357,6 @@ pub(crate) struct Range {
     /// How much [default: to the end]
     #[arg(long)]
     length: Option<Size>,
-}
-
-/// Accepts what is implemented, and tells what is only planned from what never was.
-#[derive(Clone)]
-struct Available;
-
-impl Available {
-    fn parser(
-        what: &'static str,
-        available: &'static [&'static str],
-        planned: &'static [&'static str],
-    ) -> impl Fn(&str) -> Result<String, String> + Clone {
-        move |text| {
-            if available.contains(&text) {
-                return Ok(text.to_owned());
-            }
-            let available = available.join(", ");
-            Err(if planned.contains(&text) {
-                format!("this {what} is not available yet; available: {available}")
-            } else {
-                format!("there is no such {what}; available: {available}")
-            })
-        }
-    }
 }
 
 pub(super) fn parse_volume_size(text: &str) -> Result<Size, String> {
@@ -519,6 +496,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
         Command::Heat(arguments) => heat::run(client, &arguments).await,
         Command::Unpin(arguments) => pin::unpin(client, arguments).await,
         Command::Open(arguments) => open(client, arguments).await,
+        Command::Takeover(arguments) => group::take_over(client, arguments).await,
         Command::RotateKey { name, key, json } => rotate_key(client, &name, key, json).await,
         Command::Attach(arguments) => attach::run(client, &arguments).await,
         Command::Detach {

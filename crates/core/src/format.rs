@@ -41,6 +41,12 @@
 //! large as the data of a span at most. A volume has none: one that meets a record in its log, or an entry
 //! of a kind or a compression that it does not know, is not opened.
 //!
+//! Of a log that has copies in a *group* each copy has the same spans at the same positions, and superblocks of its own,
+//! of version 2. A copy that has what the others do not is *cut*: from `cut_position` on, a span of an opening before
+//! `void_before` is *void*. It stays on the medium until something is written over it, but it is not part of the log, and
+//! what it says of the log is not so any more. A program that knows no cuts knows version 1 only, so it refuses the log.
+//! Spans are the same in both versions. The superblock of a log without a group stays version 1.
+//!
 //! # Read cache
 //!
 //! ```text
@@ -180,19 +186,19 @@
 //! key, salt "hdcs wrapping key", info "fingerprint"), `nonce` and `key` (AES-256-GCM with `cipher`
 //! and the bytes of `id` as associated data, the tag at the end; base64).
 
+mod log_superblock;
+
+pub use log_superblock::{CopyState, Membership};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::base::cipher::{Authenticator, TAG_BYTES, compare_tags};
-use crate::base::error::{FormatError, OpenError};
+use crate::base::error::FormatError;
 use crate::base::limits::{
-    BLOCK_BYTES, CACHE_STARTS_KEPT, LOST_RANGES_MAX, SECTOR_BYTES, SPAN_DATA_BLOCKS_MAX,
-    SPAN_ENTRIES_MAX, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, CACHE_STARTS_KEPT, LOST_RANGES_MAX, SPAN_DATA_BLOCKS_MAX, SPAN_ENTRIES_MAX,
 };
 use crate::cache::heat_map;
 use crate::cache::packed;
 use crate::local::format as home;
-use crate::log::ahead::AHEAD_BLOCKS_LEAST;
 use crate::objects::format as objects;
 use crate::objects::frames;
 
@@ -307,21 +313,27 @@ pub const LOG_HEADER_BLOCKS: u64 = LOG_SUPERBLOCKS * LOG_SUPERBLOCK_STRIDE;
 pub const LOG_MAGIC: [u8; 8] = *b"HDCSLOG\0";
 /// First bytes of a span.
 pub const SPAN_MAGIC: [u8; 8] = *b"HDCSSPAN";
-/// The version of the log's structures.
-pub const LOG_VERSION: u16 = 1;
+/// The newest version of the log's superblock: that of a log of a group.
+pub const LOG_VERSION: u16 = 2;
+/// The version of the superblock of a log without a group.
+pub const LOG_VERSION_ALONE: u16 = 1;
+/// The version of spans.
+pub const SPAN_VERSION: u16 = 1;
 /// [`LogSuperblock::holds`]: a volume stands on the log.
 pub const LOG_HOLDS_VOLUME: u16 = 1;
 /// [`LogSuperblock::flags`]: the backend may hold writes past the log that it has not flushed.
 pub const LOG_UNFLUSHED: u64 = 1;
 /// [`LogSuperblock::flags`]: the log may be given less space than its size while it needs no more.
 pub const LOG_SHARES_SPACE: u64 = 2;
+/// [`LogSuperblock::flags`]: the copy of a group's log is being brought up, and is no source.
+pub const LOG_NOT_WHOLE: u64 = 4;
 
 on_disk! {
     /// The root of a write log: who it belongs to and where replay begins.
     LogSuperblock: 4096 bytes {
         /// `HDCSLOG\0`.
         magic: [u8; 8],
-        /// Format version, 1.
+        /// Format version: 1, or 2 if the log is of a group.
         version: U16,
         /// What stands on the log: 1 a volume.
         holds: U16,
@@ -337,7 +349,7 @@ on_disk! {
         sequence: U64,
         /// Counts openings; a span of an opening that the superblock does not know is not valid.
         incarnation: U64,
-        /// Fencing number of the replication group.
+        /// Highest epoch that this copy has promised to its group; without a group zero.
         epoch: U64,
         /// Blocks in the ring.
         ring_blocks: U64,
@@ -352,8 +364,8 @@ on_disk! {
         /// Which data key everything after the superblocks is encrypted with; zeroes: it is not.
         data_key: [u8; 16],
         /// Bit 0: the backend may hold writes that went past the log and that it has not flushed. Bit 1: the log shares
-        /// the space of its file system, so what it does not need may be a hole from some block of the ring on. A
-        /// program that does not know a bit keeps it.
+        /// the space of its file system, so what it does not need may be a hole from some block of the ring on. Bit
+        /// 2, of a group: this copy is being brought up, and is no source. A program that does not know a bit keeps it.
         flags: U64,
         /// The read cache that has forgotten what was destaged before the tail: CRC-64/NVME of its identity, then
         /// its `format` (`U64`). Zero: nothing was destaged yet. All ones: it cannot be told.
@@ -372,8 +384,14 @@ on_disk! {
         /// The `sequence` that `ahead` was written with: if it is another one, a program that did not know of `ahead` has
         /// written the block, and kept nothing to it.
         ahead_sequence: U64,
+        /// Of a group, else zero: position from which on spans of openings before `void_before` are void.
+        cut_position: U64,
+        /// Of a group, else zero: see `cut_position`. At most `incarnation`.
+        void_before: U64,
+        /// Of a group, else zero: revision of the record under which this copy was brought up.
+        joined: U64,
         /// Zero.
-        reserved_b: [u8; 1784],
+        reserved_b: [u8; 1760],
         /// How many of `lost` count.
         lost_ranges: U64,
         /// Sectors whose data the log has lost, as of the tail, and of what was in the ring when it was opened: first
@@ -572,155 +590,6 @@ pub fn seal_at(bytes: &mut [u8], at: usize) -> u64 {
     checksum
 }
 
-impl LogSuperblock {
-    /// That of the new log `log` of a volume, on a region of so many bytes.
-    pub fn new(volume: [u8; 16], log: u64, region_bytes: u64) -> Self {
-        let mut superblock = Self {
-            magic: LOG_MAGIC,
-            version: U16::new(LOG_VERSION),
-            holds: U16::new(LOG_HOLDS_VOLUME),
-            reserved_a: [0; 4],
-            checksum: U64::new(0),
-            volume,
-            log: U64::new(log),
-            // Even: it belongs in block 0, and the first opening writes the other one.
-            sequence: U64::new(0),
-            incarnation: U64::new(0),
-            epoch: U64::new(0),
-            ring_blocks: U64::new(region_bytes / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS),
-            tail: U64::new(0),
-            tail_chain: U64::new(0),
-            clean_head: U64::new(0),
-            sync_points: U64::new(0),
-            data_key: [0; 16],
-            flags: U64::new(0),
-            // No cache has anything of the volume.
-            cache: U64::new(0),
-            cache_stamp: U64::new(0),
-            backend_commit: [0; 64],
-            known_head: U64::new(0),
-            tag: [0; TAG_BYTES],
-            ahead: U64::new(AHEAD_BLOCKS_LEAST),
-            ahead_sequence: U64::new(0),
-            reserved_b: [0; 1784],
-            lost_ranges: U64::new(0),
-            lost: [[U64::new(0); 2]; LOST_RANGES_MAX],
-        };
-        superblock.seal();
-        superblock
-    }
-
-    /// What it names as [`Self::ahead`]; zero if that is of an earlier one.
-    pub fn named_ahead(&self) -> u64 {
-        if self.ahead_sequence == self.sequence {
-            self.ahead.get()
-        } else {
-            0
-        }
-    }
-
-    /// Fill in the checksum.
-    pub fn seal(&mut self) {
-        seal(self.as_mut_bytes());
-    }
-
-    /// Fill in the tag of these keys, and the checksum. Without any there is no tag.
-    pub fn seal_with(&mut self, keys: Option<&dyn Authenticator>) {
-        self.tag = keys.map_or([0; TAG_BYTES], |keys| self.tag_by(keys));
-        self.seal();
-    }
-
-    fn tag_by(mut self, keys: &dyn Authenticator) -> [u8; TAG_BYTES] {
-        self.checksum = U64::new(0);
-        self.tag = [0; TAG_BYTES];
-        keys.tag(self.as_bytes())
-    }
-
-    /// Whether a holder of these keys has written it; without any that is not asked.
-    ///
-    /// # Errors
-    /// [`FormatError::Forged`] if nobody has.
-    pub fn authenticate(&self, keys: Option<&dyn Authenticator>) -> Result<(), FormatError> {
-        keys.map_or(Ok(()), |keys| compare_tags(&self.tag, &self.tag_by(keys)))
-    }
-
-    /// Which of these is in force: the newest of those that are whole and fit.
-    ///
-    /// # Errors
-    /// If none does, the most telling of the reasons: any but that a block was never formatted.
-    pub fn in_force(
-        copies: impl IntoIterator<Item = Result<Self, FormatError>>,
-    ) -> Result<Self, FormatError> {
-        let mut best: Result<Self, _> = Err(FormatError::Magic);
-        for copy in copies {
-            best = match (best, copy) {
-                (Ok(a), Ok(b)) if b.sequence.get() > a.sequence.get() => Ok(b),
-                (Ok(a), _) => Ok(a),
-                (Err(_), Ok(b)) => Ok(b),
-                (Err(FormatError::Magic), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
-            };
-        }
-        best
-    }
-
-    /// Whether a holder of these keys has written all of these blocks that are superblocks of this volume.
-    ///
-    /// # Errors
-    /// [`OpenError::Forged`] if one is that nobody has written.
-    pub fn authenticate_all(
-        blocks: &[&[u8]],
-        volume: [u8; 16],
-        keys: Option<&dyn Authenticator>,
-    ) -> Result<(), OpenError> {
-        let found = blocks.iter().filter_map(|block| Self::parse(block).ok());
-        let mut own = found.filter(|superblock| superblock.volume == volume);
-        own.try_for_each(|superblock| superblock.authenticate(keys))
-            .map_err(|_| OpenError::Forged)
-    }
-
-    /// Offset in bytes on the log's region of the one with this sequence: they are written in turn.
-    pub const fn offset_of(sequence: u64) -> u64 {
-        sequence % LOG_SUPERBLOCKS * LOG_SUPERBLOCK_STRIDE * BLOCK_BYTES as u64
-    }
-
-    /// Refuse the blocks of both superblocks if a newer program has written one of them.
-    pub fn refuse_newer(blocks: &[&[u8]]) -> Result<(), FormatError> {
-        refuse_newer(blocks, LOG_MAGIC, LOG_VERSION)
-    }
-
-    /// The superblock in `block`, checked but for its identity and what stands on the log.
-    pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
-        let this = Self::read_from_bytes(block).map_err(|_| FormatError::Field("length"))?;
-        verify(block, LOG_MAGIC, LOG_VERSION)?;
-        let ring_blocks = this.ring_blocks.get();
-        if ring_blocks < 4 * SPAN_DATA_BLOCKS_MAX as u64 || ring_blocks > u64::from(u32::MAX) {
-            return Err(FormatError::Field("ring_blocks"));
-        }
-        let ranges = this.lost_ranges.get();
-        if ranges > LOST_RANGES_MAX as u64 {
-            return Err(FormatError::Field("lost_ranges"));
-        }
-        if !lost_is_in_order(&this.lost[..ranges as usize]) {
-            return Err(FormatError::Field("lost"));
-        }
-        Ok(this)
-    }
-}
-
-/// Whether ranges are within the largest volume, in order, apart from one another, and none is empty.
-fn lost_is_in_order(ranges: &[[U64; 2]]) -> bool {
-    let mut before = None;
-    ranges.iter().all(|[start, sectors]| {
-        let (start, sectors) = (start.get(), sectors.get());
-        let end = start.checked_add(sectors);
-        let follows = before.is_none_or(|before| before < start);
-        before = end;
-        follows
-            && sectors > 0
-            && end.is_some_and(|end| end <= VOLUME_BYTES_MAX / SECTOR_BYTES as u64)
-    })
-}
-
 impl SpanHeader {
     /// Bytes of control for so many entries and data blocks.
     pub const fn control_bytes(entries: usize, data_blocks: usize) -> usize {
@@ -736,7 +605,7 @@ impl SpanHeader {
     /// the control part has. Its checksum is not.
     pub fn peek(block: &[u8]) -> Result<Self, FormatError> {
         let (this, _) = Self::read_from_prefix(block).map_err(|_| FormatError::Field("length"))?;
-        check_head(block, SPAN_MAGIC, LOG_VERSION)?;
+        check_head(block, SPAN_MAGIC, SPAN_VERSION)?;
         let (entries, data_blocks) = (this.entries.get() as usize, this.data_blocks.get() as usize);
         if entries == 0 || entries > SPAN_ENTRIES_MAX {
             return Err(FormatError::Field("entries"));
@@ -754,7 +623,7 @@ impl SpanHeader {
     /// Check the whole control part against the checksum in its header.
     pub fn verify(control: &[u8]) -> Result<Self, FormatError> {
         let this = Self::peek(control)?;
-        verify(control, SPAN_MAGIC, LOG_VERSION)?;
+        verify(control, SPAN_MAGIC, SPAN_VERSION)?;
         Ok(this)
     }
 

@@ -17,6 +17,7 @@
 
 pub mod group;
 pub mod message;
+pub mod participant;
 pub mod record;
 pub mod replica;
 pub mod resync;
@@ -50,6 +51,9 @@ pub struct SpanId {
     pub start: Point,
     /// Where it ends; the chain there is its own checksum.
     pub end: Point,
+    /// How long it is. It lies at `end.position - blocks`: where it begins, or further on if it did not fit before the
+    /// ring's end.
+    pub blocks: u32,
     /// The opening that wrote it.
     pub incarnation: u64,
     /// Every span below this position was durable at the primary when it was sealed. A replay takes that for proof.

@@ -12,12 +12,12 @@
 //!    4  Ping     all       -                 -        number: the sender's time
 //!    5  Pong     all       -                 -        number: that of the Ping
 //!    6  Bye      all       -                 -        code: 0 in order, else what the sender found wrong
-//!   16  Open     spans     the node's        -        stream, epoch, position: where its first span begins at the least
+//!   16  Open     spans     LogMeta           -        stream, epoch, position: where its first span begins at the least
 //!   17  Append   spans     AppendMarks       a span   stream, epoch, position, number: where the span before ended
 //!   18  Ack      spans     AckMarks          -        stream, epoch, position: durable up to there
 //!   19  Close    spans     -                 -        stream, code, flag 2
-//!   32  Request  all       the node's        bulk     number, code: what is asked, room_bytes, flag 1
-//!   33  Answer   all       the node's        bulk     number of the request, code, position: bytes granted in all
+//!   32  Request  all       by its code       bulk     number, code: what is asked, room_bytes, flag 1
+//!   33  Answer   all       by its code       bulk     number of the request, code, position: bytes granted in all
 //!   34  Credit   all       -                 -        position: bytes granted in all
 //! ```
 //!
@@ -33,6 +33,28 @@
 //! A request costs 64 bytes, its meta, its payload and its `room_bytes`: the payload that its answer may have. Costs of
 //! all requests together stay below what the other side has granted in all. Urgent ones (flag 1) have neither payload nor
 //! room, cost nothing, and are 32 at a time at most.
+//!
+//! What is asked about a log, and the answers; each meta names the log and the epoch first. An answer that fits none of
+//! these codes, or not the request, ends the connection.
+//!
+//! ```text
+//! code  request     meta        connection   code  answer      meta         to
+//!   64  Attach      LogMeta     spans          80  Attached    CopyMeta     Attach
+//!   65  Superblock  ChangeMeta  spans          81  Named       NumberMeta   Superblock
+//!   66  Promise     PointMeta   spans          82  Promised    CopyMeta     Promise
+//!   67  Join        LogMeta     spans          83  Joining     LogMeta, then up to 256 JoinPoints: to Join
+//!   68  JoinAt      CutMeta     spans          84  HasCut      CutMeta      JoinAt
+//!   69  Verify      PointMeta   spans          85  Verified    PointMeta    Verify
+//!   70  ReadLog     PointMeta   bulk           86  NotWhole    PointMeta    Verify
+//!                                              87  LogData     SpanMeta     ReadLog; the span is the payload
+//!                                              88  Fenced      NumberMeta   all: the member has promised this epoch
+//!                                              89  Nothing     LogMeta      all: it does not apply any more, or there is nothing
+//!                                              90  NoLog       LogMeta      all: the node has no such log
+//! ```
+//!
+//! Close of a stream by its receiver has code 1 if the node has no such log, and 2 if the member has promised a higher epoch.
+
+pub mod replication;
 
 use core::fmt;
 
@@ -68,6 +90,14 @@ pub const STRUCTURES: &[Structure] = &[
     Refusal::STRUCTURE,
     AppendMarks::STRUCTURE,
     AckMarks::STRUCTURE,
+    replication::LogMeta::STRUCTURE,
+    replication::NumberMeta::STRUCTURE,
+    replication::PointMeta::STRUCTURE,
+    replication::ChangeMeta::STRUCTURE,
+    replication::CutMeta::STRUCTURE,
+    replication::CopyMeta::STRUCTURE,
+    replication::SpanMeta::STRUCTURE,
+    replication::JoinPoint::STRUCTURE,
 ];
 
 on_disk! {
@@ -141,7 +171,8 @@ on_disk! {
     Refusal: 64 bytes {
         /// 1 no version in common, 2 another cluster, 3 another node than was expected, 4 a node that is not known,
         /// 5 an older run of the node than is known, 6 a second run of it at the same time, 7 the node itself, 8 the
-        /// certificate is not the node's, 9 the node stops, 10 another node has its number.
+        /// certificate is not the node's, 9 the node stops, 10 another node has its number, 11 the node has too many
+        /// connections.
         reason: U16,
         /// Oldest version of the wire that it speaks.
         version_oldest: U16,
@@ -161,14 +192,20 @@ on_disk! {
 }
 
 on_disk! {
-    /// What the primary knows when it sends a span: the meta of Append.
-    AppendMarks: 32 bytes {
-        /// Position below which the log is durable on its own medium.
+    /// Which span an Append brings, beside its place in the header, and what its sender knows: the meta of Append.
+    AppendMarks: 64 bytes {
+        /// Position below which the log was durable at the primary when it sealed the span: the span's evidence.
         durable: U64,
-        /// Position below which the log is committed.
+        /// Position below which the log is committed; at most `durable`.
         committed: U64,
+        /// Checksum of the span before.
+        chain_before: U64,
+        /// Checksum of the span.
+        chain: U64,
+        /// The opening that wrote it.
+        incarnation: U64,
         /// Zero.
-        reserved: [u8; 16],
+        reserved: [u8; 24],
     }
 }
 
@@ -287,8 +324,8 @@ impl Kind {
     /// Bytes of payload that it may have at most.
     pub const fn payload_bytes_max(self, purpose: Purpose) -> usize {
         match (self, purpose) {
-            (Self::Append, Purpose::Spans) => WIRE_SPAN_BYTES_MAX,
-            (Self::Request | Self::Answer, Purpose::Bulk) => WIRE_BULK_BYTES_MAX,
+            (Self::Append, Purpose::Spans) | (Self::Answer, Purpose::Bulk) => WIRE_SPAN_BYTES_MAX,
+            (Self::Request, Purpose::Bulk) => WIRE_BULK_BYTES_MAX,
             _ => 0,
         }
     }

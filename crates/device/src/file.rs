@@ -497,6 +497,14 @@ impl Device {
         Ok(found)
     }
 
+    /// Fill `buf`, which is as aligned as those of a pool, from `offset` of the region; blocks.
+    pub fn read_now(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.check(offset, buf.len());
+        let read =
+            std::os::unix::fs::FileExt::read_exact_at(&*self.opened.file, buf, self.base + offset);
+        read.map_err(|error| DeviceError::io("read", &self.opened.path, error))
+    }
+
     /// Read a block and write it back durably; blocks. A device that cannot do that is of no use.
     pub fn prove(&self) -> Result<(), DeviceError> {
         let last = self.base + self.bytes - BLOCK_BYTES as u64;

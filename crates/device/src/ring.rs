@@ -11,14 +11,17 @@
 //! One thread owns a ring. Nothing here allocates once the table has grown to the largest number
 //! of operations under way, except for jobs (which run on the [`Worker`]).
 
+mod address;
 mod config;
 mod counts;
 mod finished;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use address::Address;
 pub use config::{RingConfig, Submit};
 pub use counts::RingCounts;
 pub use finished::{Finished, Outcome, Owner};
@@ -92,6 +95,10 @@ enum Kind {
         message: *const libc::msghdr,
     },
     Accept,
+    /// The kernel may look at the address until it has connected.
+    Connect {
+        address: Box<Address>,
+    },
     Readable,
     Wake,
 }
@@ -407,6 +414,13 @@ impl Ring {
         self.start(slot)
     }
 
+    /// Connect a socket, which must be of the address's family, however long the system takes for it.
+    pub fn connect(&mut self, owner: Owner, socket: RawFd, address: SocketAddr) -> Key {
+        let address = Box::new(Address::from(address));
+        let slot = self.take(Kind::Connect { address }, owner, Token(0), socket);
+        self.start(slot)
+    }
+
     /// Wait until a descriptor has something to read.
     pub fn readable(&mut self, owner: Owner, token: Token, fd: RawFd) -> Key {
         let slot = self.take(Kind::Readable, owner, token, fd);
@@ -630,6 +644,9 @@ impl Ring {
             Kind::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
+            Kind::Connect { address } => {
+                opcode::Connect::new(fd, address.pointer(), address.bytes()).build()
+            }
             Kind::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             Kind::Wake => opcode::Read::new(fd, woken.cast(), 8).build(),
             Kind::Free => unreachable!("a free slot is never started"),
@@ -713,7 +730,7 @@ impl Ring {
         );
         if let Err(Errno(libc::EINTR | libc::EAGAIN)) = result
             && operation.retries < RETRIES_MAX
-            && !matches!(operation.kind, Kind::Accept)
+            && !matches!(operation.kind, Kind::Accept | Kind::Connect { .. })
         {
             operation.retries += 1;
             self.start(slot);
@@ -728,6 +745,10 @@ impl Ring {
             }
             Kind::Readable => {
                 let outcome = Outcome::Readable(result.map(|_| ()));
+                self.finish(slot, outcome);
+            }
+            Kind::Connect { .. } => {
+                let outcome = Outcome::Connected(result.map(|_| ()));
                 self.finish(slot, outcome);
             }
             Kind::Accept => {

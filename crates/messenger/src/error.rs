@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 
 use hdcs_core::base::io::Nanos;
+use hdcs_core::wire::replication::MessageError;
 use hdcs_core::wire::{ClusterId, Kind, NodeId, Purpose};
 use thiserror::Error;
 
@@ -225,6 +226,9 @@ pub enum Refused {
         /// Whose it is.
         holder: NodeId,
     },
+    /// It has too many connections.
+    #[error("node {0} has more connections than it may: it leaves some open, or runs twice")]
+    Many(NodeId),
     /// The node that refuses stops.
     #[error("the node is about to stop; it is connected to again when it is back")]
     Stops,
@@ -439,6 +443,9 @@ pub enum Violation {
     /// A Pong to nothing.
     #[error("a pong of {0}, at which no ping was sent")]
     Pong(u64),
+    /// A frame that is none of the messages that it may be.
+    #[error("{0}")]
+    Message(MessageError),
 }
 
 /// What a Bye says was wrong.

@@ -95,9 +95,11 @@ pub struct Span {
     pub stream: u32,
     /// Its epoch.
     pub epoch: u64,
+    /// Where the span before ended.
+    pub follows: u64,
     /// Where it begins.
     pub position: u64,
-    /// What its sender knew.
+    /// Which span it is, and what its sender knew.
     pub marks: Marks,
     /// Its blocks, in order.
     pub parts: Vec<Buf>,
@@ -135,7 +137,9 @@ pub struct Answer {
     pub meta: Box<[u8]>,
     /// The asker's buffer, with the data at its beginning.
     pub into: Option<BufMut>,
-    /// How much that is.
+    /// The data, in order, if the asker gave no buffer but room.
+    pub payload: Vec<Buf>,
+    /// How much data it is, here or there.
     pub payload_bytes: usize,
     /// CRC-64/NVME of that, which it matches; zero if there is none.
     pub checksum: u64,
@@ -152,8 +156,10 @@ pub struct Ask<'a> {
     pub meta: &'a [u8],
     /// Its data, held until it was sent.
     pub payload: &'a [Buf],
-    /// Where the data of the answer goes; none: it has none.
+    /// Where the data of the answer goes; none: to memory of the pool, once it comes.
     pub into: Option<BufMut>,
+    /// Bytes of data that the answer may have, if no buffer is given.
+    pub room_bytes: usize,
     /// When it has timed out.
     pub deadline: Nanos,
 }

@@ -259,7 +259,7 @@ mod tests {
 
     fn append() -> Head {
         Head {
-            meta_bytes: 32,
+            meta_bytes: 64,
             payload_bytes: 8192,
             payload_checksum: 77,
             stream: 3,

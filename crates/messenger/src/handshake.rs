@@ -257,6 +257,7 @@ pub fn refusal(own: &Own, refused: &Refused) -> Refusal {
         Refused::Certificate(_) => (8, 0),
         Refused::Stops => (9, 0),
         Refused::Taken { .. } => (10, 0),
+        Refused::Many(_) => (11, 0),
     };
     let node = match refused {
         // Who was looked for here is somebody else than whoever is refused.
@@ -320,6 +321,7 @@ pub fn read_refusal(own: &Own, expected: Option<NodeId>, refusal: &Refusal) -> O
             number: identity.number,
             holder: node,
         },
+        11 => Refused::Many(identity.node),
         _ => return None,
     })
 }
@@ -419,7 +421,11 @@ mod tests {
             boot: None,
         }));
         both_say(&one, &two, Some(1), taken.unwrap_err());
-        for reason in [Refused::Stops, Refused::Certificate(NodeId([2; 16]))] {
+        for reason in [
+            Refused::Stops,
+            Refused::Certificate(NodeId([2; 16])),
+            Refused::Many(NodeId([2; 16])),
+        ] {
             both_say(&one, &two, None, reason);
         }
     }

@@ -325,6 +325,7 @@ mod tests {
     use super::*;
     use crate::conformance::fill;
     use crate::frame::Frame;
+    use crate::streams::Marks;
 
     /// Meta and payload of a frame.
     type Sent = (Vec<u8>, Vec<u8>);
@@ -473,11 +474,7 @@ mod tests {
                 stream: 1,
                 ..Head::new(Kind::Append)
             },
-            &AppendMarks {
-                durable: 0.into(),
-                committed: 0.into(),
-                reserved: [0; 16],
-            },
+            &AppendMarks::from(Marks::default()),
         );
         let frame = Frame::new(frame.head, frame.meta, vec![buf.freeze()]);
         for sequence in 0..3 {

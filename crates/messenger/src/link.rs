@@ -41,9 +41,10 @@ use hdcs_core::base::limits::{
     WIRE_BULK_BYTES_MAX, WIRE_CREDIT_BYTES_MIN, WIRE_META_BYTES_MAX, WIRE_PARTS_MAX,
     WIRE_QUEUE_BYTES_MIN, WIRE_REQUESTS_MAX, WIRE_SPAN_BYTES_MAX, WIRE_STREAMS_MAX,
 };
+use hdcs_core::wire::replication::MessageError;
 use hdcs_core::wire::{AppendMarks, FRAME_URGENT, Kind, Purpose};
 
-use crate::error::{Blame, Ended, Place, Refused, SendError, Side, Why};
+use crate::error::{Blame, Ended, Place, Refused, SendError, Side, Violation, Why};
 use crate::event::{Ask, Event, NotAsked};
 use crate::frame::{Frame, Head};
 use crate::handshake::{self, Greeted, Identity, Known, Own};
@@ -409,12 +410,7 @@ impl Link {
             return Err(SendError::Full);
         }
         self.sending.appended(&head, bytes);
-        let marks = AppendMarks {
-            durable: marks.durable.into(),
-            committed: marks.committed.into(),
-            reserved: [0; 16],
-        };
-        let frame = Frame::with(head, &marks);
+        let frame = Frame::with(head, &AppendMarks::from(marks));
         self.outbox
             .push(Frame::new(frame.head, frame.meta, parts.to_vec()), 0);
         Ok(())
@@ -458,9 +454,10 @@ impl Link {
             meta,
             payload,
             into,
+            room_bytes,
             deadline,
         } = ask;
-        let room = into.as_ref().map_or(0, |into| into.len());
+        let room = into.as_ref().map_or(room_bytes, |into| into.len());
         if let Err(error) = self.check_request(meta, payload, room) {
             return Err(NotAsked { error, into });
         }
@@ -531,6 +528,15 @@ impl Link {
         self.outbox
             .push_answer(frame, open.cost(), open.is_urgent());
         Ok(())
+    }
+
+    /// What the peer has said is wrong by what its frames mean to the node: the link ends, as if by a wrong frame.
+    pub fn object(&mut self, error: MessageError) {
+        let why = Why::Violation {
+            frame: self.intake.frame(),
+            error: Violation::Message(error),
+        };
+        self.end(why);
     }
 
     /// Requests of the other side that are not answered may cost so much from here on.

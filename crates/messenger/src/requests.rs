@@ -48,6 +48,8 @@ struct Asked {
     urgent: bool,
     room: u32,
     into: Option<BufMut>,
+    /// Whether the asker gave a buffer, wherever it is by now.
+    has_buffer: bool,
     /// `None`: it has timed out.
     deadline: Option<Nanos>,
 }
@@ -71,6 +73,8 @@ pub struct Asking {
 pub enum Room {
     /// Here, from its beginning on.
     Into(BufMut),
+    /// To memory of the pool.
+    Pool,
     /// Nowhere: nobody waits for it any more, or there is none.
     Nowhere,
 }
@@ -78,8 +82,13 @@ pub enum Room {
 /// What an answer is to its asker.
 #[derive(Debug)]
 pub enum Reply {
-    /// Awaited: the buffer that was to take it in, if that was not handed out.
-    Awaited(Option<BufMut>),
+    /// Awaited.
+    Awaited {
+        /// The buffer that was to take it in, if that was not handed out.
+        into: Option<BufMut>,
+        /// Whether the asker gave one.
+        has_buffer: bool,
+    },
     /// Too late.
     Late,
 }
@@ -124,6 +133,7 @@ impl Asking {
             cost,
             urgent,
             room: head.room_bytes,
+            has_buffer: into.is_some(),
             into,
             deadline: Some(deadline),
         };
@@ -160,7 +170,7 @@ impl Asking {
             return Ok(Room::Nowhere);
         };
         self.deadlines.remove(&(deadline, head.number));
-        Ok(asked.into.take().map_or(Room::Nowhere, Room::Into))
+        Ok(asked.into.take().map_or(Room::Pool, Room::Into))
     }
 
     /// An answer is whole.
@@ -175,7 +185,10 @@ impl Asking {
             return Ok(Reply::Late);
         };
         self.deadlines.remove(&(deadline, head.number));
-        Ok(Reply::Awaited(asked.into))
+        Ok(Reply::Awaited {
+            into: asked.into,
+            has_buffer: asked.has_buffer,
+        })
     }
 
     /// More is granted.
@@ -388,7 +401,7 @@ mod tests {
         let unasked = Violation::Unasked(first);
         assert_eq!(asking.answering(&answer(first, 1000)).unwrap_err(), unasked);
         let answered = asking.answered(&answer(second, 1000)).unwrap();
-        assert!(matches!(answered, Reply::Awaited(None)));
+        assert!(matches!(answered, Reply::Awaited { into: None, .. }));
         assert!(asking.time_out(Nanos(99)).is_none());
         assert!(asking.disconnect().is_empty());
         assert_eq!(

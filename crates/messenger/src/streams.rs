@@ -24,13 +24,44 @@ use hdcs_core::wire::{AckMarks, AppendMarks, FRAME_BY_OPENER, Kind};
 use crate::error::{SendError, Violation};
 use crate::frame::Head;
 
-/// What the primary knows when it sends a span.
+/// Which span it is, beside its place, and what its sender knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// Position below which the log is durable on its own medium.
+    /// Position below which the log was durable at the primary when it sealed the span.
     pub durable: u64,
     /// Position below which it is committed.
     pub committed: u64,
+    /// Checksum of the span before.
+    pub chain_before: u64,
+    /// Checksum of the span.
+    pub chain: u64,
+    /// The opening that wrote it.
+    pub incarnation: u64,
+}
+
+impl From<&AppendMarks> for Marks {
+    fn from(wire: &AppendMarks) -> Self {
+        Self {
+            durable: wire.durable.get(),
+            committed: wire.committed.get(),
+            chain_before: wire.chain_before.get(),
+            chain: wire.chain.get(),
+            incarnation: wire.incarnation.get(),
+        }
+    }
+}
+
+impl From<Marks> for AppendMarks {
+    fn from(marks: Marks) -> Self {
+        Self {
+            durable: marks.durable.into(),
+            committed: marks.committed.into(),
+            chain_before: marks.chain_before.into(),
+            chain: marks.chain.into(),
+            incarnation: marks.incarnation.into(),
+            reserved: [0; 24],
+        }
+    }
 }
 
 /// What a member says of its copy.
@@ -326,10 +357,7 @@ impl Receiving {
                 limit: progress.limit,
             });
         }
-        let marks = Marks {
-            durable: marks.durable.get(),
-            committed: marks.committed.get(),
-        };
+        let marks = Marks::from(marks);
         below(number, "committed", marks.committed, marks.durable)?;
         not_back(number, "durable", marks.durable, stream.marks.durable)?;
         not_back(number, "committed", marks.committed, stream.marks.committed)?;
@@ -340,10 +368,7 @@ impl Receiving {
     pub fn appended(&mut self, head: &Head, marks: &AppendMarks) -> Option<Marks> {
         let stream = self.streams.get_mut(&head.stream)?;
         stream.next = head.position + u64::from(head.payload_bytes) / BLOCK_BYTES as u64;
-        stream.marks = Marks {
-            durable: marks.durable.get(),
-            committed: marks.committed.get(),
-        };
+        stream.marks = marks.into();
         Some(stream.marks)
     }
 
@@ -414,11 +439,12 @@ mod tests {
     const BYTES: usize = 2 * BLOCK_BYTES;
 
     fn marks(durable: u64, committed: u64) -> AppendMarks {
-        AppendMarks {
-            durable: durable.into(),
-            committed: committed.into(),
-            reserved: [0; 16],
-        }
+        let marks = Marks {
+            durable,
+            committed,
+            ..Marks::default()
+        };
+        marks.into()
     }
 
     fn progress(durable: u64, tail: u64, limit: u64) -> Progress {

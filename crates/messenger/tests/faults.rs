@@ -211,6 +211,7 @@ impl Run {
             meta: &(bytes as u64).to_le_bytes(),
             payload: &payload,
             into,
+            room_bytes: 0,
             deadline,
         });
         match asked {

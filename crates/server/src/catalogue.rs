@@ -200,6 +200,9 @@ pub struct Entry<E = Encryption> {
     /// The shard that somebody has put it on. It is opened there, if there is one of this number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<usize>,
+    /// Whether other nodes have copies of its write log. Then the record of its group says who may open it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_replicated: bool,
     /// Settings that differ from the node's.
     pub settings: BTreeMap<String, Value>,
 }
@@ -227,6 +230,7 @@ impl<E> Entry<E> {
             home: self.home,
             pins: self.pins,
             shard: self.shard,
+            is_replicated: self.is_replicated,
             settings: self.settings,
         }
     }

@@ -29,7 +29,7 @@ use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
 use hdcs_core::format::{
     CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME,
-    LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock,
+    LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock, Membership,
 };
 use hdcs_core::log::replay::{Found as Replayed, Replay};
 use hdcs_core::log::write_log::WriteLog;
@@ -95,7 +95,7 @@ pub struct SuperblockSummary {
     pub sequence: Option<u64>,
     /// Counts openings.
     pub incarnation: Option<u64>,
-    /// Fencing number.
+    /// Highest epoch that the copy has promised to its group; 0 without one.
     pub epoch: Option<u64>,
     /// Position where replay begins.
     pub tail: Option<u64>,
@@ -103,6 +103,32 @@ pub struct SuperblockSummary {
     pub clean_head: Option<u64>,
     /// Whether the backend may hold writes past the log that it has not flushed.
     pub unflushed: Option<bool>,
+    /// What it says of this copy, if the log is of a group.
+    pub group: Option<CopySummary>,
+}
+
+/// What a superblock says of a copy in a group, besides the epoch.
+#[derive(Clone, Debug, Serialize)]
+pub struct CopySummary {
+    /// Revision of the record under which it was brought up.
+    pub joined: u64,
+    /// Whether it may be a source for others.
+    pub whole: bool,
+    /// Position from which on spans of openings before `void_before` are void.
+    pub cut_position: u64,
+    /// See `cut_position`.
+    pub void_before: u64,
+}
+
+impl From<Membership> for CopySummary {
+    fn from(membership: Membership) -> Self {
+        Self {
+            joined: membership.joined,
+            whole: membership.is_whole,
+            cut_position: membership.cut_position,
+            void_before: membership.void_before,
+        }
+    }
 }
 
 /// What is on a write log.
@@ -362,7 +388,7 @@ fn replay(
             Err(_) => Err(IoError::Failed),
         };
         replay.read_done(Nanos(0), read.chunk, result, |_, found| match found {
-            Replayed::Entries(_) => {}
+            Replayed::Span(_) | Replayed::Entries(_) => {}
             Replayed::Record(_) => records += 1,
             Replayed::Done => done = true,
         })?;
@@ -479,6 +505,7 @@ fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> Super
             .map(|s| s.clean_head.get())
             .filter(|&head| head != u64::MAX),
         unflushed: good.map(|s| s.flags.get() & LOG_UNFLUSHED != 0),
+        group: good.and_then(LogSuperblock::membership).map(Into::into),
     }
 }
 
@@ -747,7 +774,7 @@ pub fn wipe_device(path: &Path) -> io::Result<()> {
 mod tests {
     use hdcs_core::base::limits::LOG_BYTES_MIN;
     use hdcs_core::format::{
-        EntryKind, LOG_VERSION, SPAN_MAGIC, SpanEntry, SpanHeader, block_checksum,
+        EntryKind, SPAN_MAGIC, SPAN_VERSION, SpanEntry, SpanHeader, block_checksum,
     };
     use zerocopy::IntoBytes;
 
@@ -789,6 +816,42 @@ mod tests {
         ));
     }
 
+    #[test]
+    fn inspect_tells_what_a_copy_says_of_its_group() {
+        let uuid = Uuid::new_v4();
+        let file = log_of(uuid);
+        let superblocks = || match inspect(file.path()).unwrap() {
+            Inspection::Log { log, .. } => serde_json::to_value(log.superblocks).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let alone = superblocks();
+        assert_eq!(
+            (&alone[0]["version"], &alone[0]["epoch"]),
+            (&1.into(), &0.into())
+        );
+        assert!(alone[0]["group"].is_null());
+        let mut superblock = LogSuperblock::new(uuid.into_bytes(), 7, LOG_BYTES_MIN);
+        superblock.incarnation = 3.into();
+        superblock.set_membership(Membership {
+            promised: 6,
+            cut_position: 40,
+            void_before: 2,
+            joined: 5,
+            is_whole: false,
+        });
+        superblock.seal();
+        (file.as_file().write_all_at(superblock.as_bytes(), 0)).unwrap();
+        let of_group = superblocks();
+        assert_eq!(
+            (&of_group[0]["version"], &of_group[0]["epoch"]),
+            (&2.into(), &6.into())
+        );
+        let expected = serde_json::json!({
+            "joined": 5, "whole": false, "cut_position": 40, "void_before": 2,
+        });
+        assert_eq!(of_group[0]["group"], expected);
+    }
+
     /// What another use of the log has written is named, and its blocks are verified.
     #[test]
     fn inspect_tells_of_records() {
@@ -804,7 +867,7 @@ mod tests {
         let data = [9; BLOCK_BYTES];
         let header = SpanHeader {
             magic: SPAN_MAGIC,
-            version: LOG_VERSION.into(),
+            version: SPAN_VERSION.into(),
             control_blocks: 1.into(),
             data_blocks: 1.into(),
             entries: 1.into(),

@@ -4,6 +4,7 @@
 pub mod abort_report;
 pub mod acceptor;
 pub mod catalogue;
+pub mod cluster;
 pub mod config;
 pub mod control;
 pub mod data_dir;

@@ -24,7 +24,7 @@ use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN};
 use hdcs_core::cache::heat_map::{Gathering, HEAT_VERSION, Heat};
 use hdcs_core::cache::{Layout as CacheLayout, ReadCache, SsdFailure};
 use hdcs_core::format::{
-    CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, seal,
+    CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, Membership, seal,
 };
 use hdcs_core::local::format::{HOME_VERSION, Layout as HomeLayout};
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
@@ -39,6 +39,7 @@ use hdcs_server::data_dir::key::{self, KEY_FILE};
 use hdcs_server::data_dir::{DataDir, Layout, sealed};
 use hdcs_server::inspect;
 use uuid::Uuid;
+use zerocopy::IntoBytes;
 
 /// What lies on a medium, by names.
 type Medium = BTreeMap<String, Vec<u8>>;
@@ -355,6 +356,13 @@ fn golden_dir(version: u16) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/data-v{version}"))
 }
 
+/// What a version leaves: it has images of those files only that an earlier one writes otherwise.
+fn golden_files(version: u16) -> Medium {
+    (1..=version)
+        .flat_map(|version| files(&golden_dir(version)))
+        .collect()
+}
+
 /// The files of a data directory but those of its life: lock and log.
 fn files(root: &Path) -> Medium {
     let mut medium = Medium::new();
@@ -383,7 +391,7 @@ fn in_data_dir(name: &'static str, version: u16, raise: fn(&mut Vec<u8>)) -> For
     Format {
         name,
         version,
-        lay_out: Box::new(|version| files(&golden_dir(version))),
+        lay_out: Box::new(golden_files),
         open: Box::new(|medium| {
             let root = tempfile::tempdir().unwrap();
             for (name, bytes) in &*medium {
@@ -443,6 +451,7 @@ fn write_data_dir(root: &Path) {
         home: Some("home".into()),
         pins: Vec::new(),
         shard: None,
+        is_replicated: false,
         settings: BTreeMap::new(),
     };
     PendingVolume::begin(dir.layout(), entry)
@@ -459,6 +468,38 @@ fn write_data_dir(root: &Path) {
     sealed::replace(&directory.join(HEAT_FILE), &heat.finish().encode()).unwrap();
     let superblock = LogSuperblock::new(uuid.into_bytes(), 9, LOG_BYTES_MIN);
     kept::write_superblock(&directory, &superblock).unwrap();
+}
+
+/// The superblock of the same log, as if it had a group.
+fn kept_of_group() -> Vec<u8> {
+    let kept = files(&golden_dir(1))
+        .remove(&format!("volumes/v/{KEPT_FILE}"))
+        .unwrap();
+    let mut superblock = LogSuperblock::parse(&kept).unwrap();
+    superblock.incarnation = 4.into();
+    superblock.set_membership(Membership {
+        promised: 7,
+        cut_position: 100,
+        void_before: 3,
+        joined: 5,
+        is_whole: false,
+    });
+    superblock.seal();
+    superblock.as_bytes().to_vec()
+}
+
+#[test]
+fn golden_kept_superblock_of_a_group_is_still_written_the_same() {
+    let golden = golden_dir(2).join("volumes/v").join(KEPT_FILE);
+    if std::env::var_os("HDCS_UPDATE").is_some() {
+        fs::create_dir_all(golden.parent().unwrap()).unwrap();
+        fs::write(&golden, kept_of_group()).unwrap();
+    }
+    let expected = fs::read(&golden).unwrap();
+    assert!(
+        expected == kept_of_group(),
+        "the format of the superblock has changed: raise its version and add an image"
+    );
 }
 
 #[test]

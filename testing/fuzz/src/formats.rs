@@ -17,7 +17,7 @@ pub fn formats(data: &[u8]) {
     if let Some(block) = data.get(..4096) {
         let mut block = block.to_vec();
         block[..8].copy_from_slice(&LOG_MAGIC);
-        block[8..10].copy_from_slice(&[1, 0]);
+        block[8..10].copy_from_slice(&[data[8].clamp(1, 2), 0]);
         seal(&mut block);
         superblock(&block);
     }
@@ -44,6 +44,10 @@ fn superblock(data: &[u8]) {
         let starts = lost.iter().skip(1).map(|[start, _]| start.get());
         assert!(ends.zip(starts).all(|(end, start)| end < start));
         let mut again = superblock;
+        if let Some(membership) = superblock.membership() {
+            assert!(membership.void_before <= superblock.incarnation.get());
+            again.set_membership(membership);
+        }
         again.seal();
         assert_eq!(again.as_bytes(), data);
     }

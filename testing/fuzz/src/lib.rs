@@ -12,7 +12,7 @@ mod replay;
 
 pub use formats::formats;
 pub use heat::heat;
-pub use messenger::{messenger, messenger_example};
+pub use messenger::{messages, messages_example, messenger, messenger_example};
 pub use nbd::{nbd, nbd_example};
 pub use objects::objects;
 pub use replay::{replay, replay_config};

@@ -3,13 +3,21 @@
 //! The bytes are taken as frames, most of which get the checksum and the number that they need to be looked into; the others
 //! are given as they are. Checked, besides that nothing panics: a link that is over says so once, at last; every request ends
 //! once; what is held is bounded; when the link is gone, every buffer is back in its pool.
+//!
+//! What its frames say of replication is read as a node reads it: nothing of that panics, and what is read is written the
+//! same ([`messages`], which has bytes of its own).
 
 use std::sync::Arc;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::format::block_checksum;
-use hdcs_core::wire::{FRAME_HEADER_BYTES, FRAME_MAGIC, Kind, PayloadChecksum, Purpose};
+use hdcs_core::wire::replication::{
+    About, LogName, answer, open, read_answer, read_open, read_request, request, span_of,
+};
+use hdcs_core::wire::{
+    AppendMarks, FRAME_HEADER_BYTES, FRAME_MAGIC, Kind, PayloadChecksum, Purpose,
+};
 use hdcs_messenger::conformance::{ONE, TWO, config, known, own};
 use hdcs_messenger::event::{Ask, Event};
 use hdcs_messenger::frame::Frame;
@@ -210,6 +218,24 @@ impl Run {
                 Event::TimedOut { number, .. } | Event::Disconnected { number, .. } => {
                     self.ends(number);
                 }
+                Event::Span(span) => {
+                    let bytes = span.parts.iter().map(|part| part.len()).sum();
+                    let marks = AppendMarks::from(span.marks);
+                    if let Ok(found) = span_of(span.follows, span.position, bytes, &marks) {
+                        assert_eq!(found.blocks as usize * 4096, bytes);
+                        assert!(found.start.position <= span.position);
+                    }
+                }
+                Event::StreamAsked { epoch, meta, .. } => {
+                    if let Ok(log) = read_open(epoch, &meta) {
+                        assert_eq!(open(About { log, epoch })[..], meta[..]);
+                    }
+                }
+                Event::Asking(request) if self.random.u8(..32) == 0 => {
+                    if let Err(error) = read_request(request.code, &request.meta) {
+                        self.link.object(error);
+                    }
+                }
                 Event::Asking(request) if self.random.bool() => {
                     let payload = if request.room_bytes as usize
                         >= request.payload.iter().map(|part| part.len()).sum()
@@ -267,12 +293,14 @@ impl Run {
                 } else {
                     None
                 };
+                let room_bytes = self.random.usize(..2) * 20_000;
                 let asked = self.link.request(Ask {
                     code: 1,
                     urgent: self.random.bool(),
                     meta: b"question",
                     payload: &[],
                     into,
+                    room_bytes,
                     deadline: self.now.plus(Nanos(self.random.u64(..100_000))),
                 });
                 self.asked.extend(asked.ok());
@@ -285,6 +313,39 @@ impl Run {
         }
         self.events();
     }
+}
+
+/// A code, and then the meta of a request or an answer with it.
+pub fn messages(data: &[u8]) {
+    let Some((&code, meta)) = data.split_first() else {
+        return;
+    };
+    let code = u16::from(code);
+    if let Ok((about, message)) = read_request(code, meta) {
+        assert_eq!(request(about, &message), Some((code, meta.to_vec())));
+    }
+    if let Ok((about, said)) = read_answer(code, meta) {
+        assert_eq!(answer(about, &said), Some((code, meta.to_vec())));
+    }
+}
+
+/// Messages of all lengths that there are.
+pub fn messages_example(random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut volume = [0; 16];
+    random.fill(&mut volume);
+    let number = random.u64(..3);
+    let log = LogName { volume, number };
+    let epoch = random.u64(..5);
+    let mut bytes = vec![random.u8(60..95)];
+    bytes.extend(open(About { log, epoch }));
+    let more = [0, 8, 16, 56, 72, 88, random.usize(..200) * 16][random.usize(..7)];
+    let mut behind = vec![0; more];
+    random.fill(&mut behind);
+    // Flags and what is reserved come last, and are mostly zero.
+    let end = behind.len() - behind.len().min(8);
+    behind[end..].fill(0);
+    bytes.extend(behind);
+    bytes
 }
 
 /// Frames of all kinds: food for mutations.

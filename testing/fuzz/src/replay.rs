@@ -1,8 +1,8 @@
 //! A write log that something has happened to against its replay.
 //!
-//! A volume writes a real log; then bytes of it are changed, with the checksum of the span or
-//! superblock put right or not. Opening it either fails, or gives a volume that reads everywhere,
-//! destages, closes, and opens again.
+//! A volume writes a real log, which may be cut as a copy in a group is; then bytes of it are changed, with the checksum
+//! of the span or superblock put right or not. Opening it either fails, or gives a volume that reads everywhere,
+//! destages, closes, and opens again. It never forgets what its superblock says of the group.
 
 use std::cell::RefCell;
 
@@ -12,6 +12,7 @@ use hdcs_core::base::io::{Request, RequestId, SectorRange};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, SpanHeader, seal};
 use hdcs_core::volume::{Event, Persist, Phase};
+use hdcs_kit::copies;
 use hdcs_kit::volume::{BYTES, World};
 
 const SECTORS: u64 = (BYTES / 512) as u64;
@@ -54,12 +55,14 @@ pub fn replay(data: &[u8]) {
             Phase::Failed(_) => {}
             Phase::Open => {
                 world.volume.check_invariants();
+                let said = copies::superblock(&world.log).membership();
                 for start in (0..SECTORS).step_by(2048) {
                     read_or_refuse(world, SectorRange::new(start, 2048));
                 }
                 // What cannot be decompressed stays in the log.
                 world.close(true);
                 world.try_reopen();
+                assert_eq!(copies::superblock(&world.log).membership(), said);
             }
             phase => panic!("a log that was read ends as {phase:?}"),
         }
@@ -94,6 +97,7 @@ fn act(world: &mut World, input: &mut Input<'_>) -> bool {
             let config = world.config.clone();
             world.step(Event::Reconfigure(config));
         }
+        2 if fua => is_cut(world, start),
         0..=2 => world.write(start, &vec![kind; range.bytes()]),
         3 => {
             let no_hole = fua;
@@ -117,6 +121,19 @@ fn act(world: &mut World, input: &mut Input<'_>) -> bool {
         _ => return false,
     }
     true
+}
+
+/// The log is cut where one of its spans ends, or where it begins, and opened again.
+fn is_cut(world: &mut World, choice: u64) {
+    let spans = copies::spans(&world.log, world.config.uuid).expect("nothing has happened to it");
+    let tail = copies::superblock(&world.log).tail.get();
+    let kept = choice as usize % (spans.len() + 1);
+    let last = kept.checked_sub(1).map(|last| spans[last]);
+    let at = last.map_or(tail, |last| last.end());
+    copies::cut(&mut world.log, at);
+    let left = copies::spans(&world.log, world.config.uuid);
+    assert_eq!(left.as_deref(), Ok(&spans[..kept]));
+    world.reopen();
 }
 
 /// One thing that happens to a log; `false` when it is over.

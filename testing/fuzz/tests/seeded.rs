@@ -11,7 +11,10 @@ use hdcs_core::objects::format::{
 use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
-use hdcs_fuzz::{formats, heat, messenger, messenger_example, nbd, nbd_example, objects, replay};
+use hdcs_fuzz::{
+    formats, heat, messages, messages_example, messenger, messenger_example, nbd, nbd_example,
+    objects, replay,
+};
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
 fn each(runs: u64, target: fn(&[u8]), input: impl Fn(&mut fastrand::Rng) -> Vec<u8>) {
@@ -66,6 +69,15 @@ fn nbd_survives_mutations() {
 fn messenger_survives_mutations() {
     each(4000, messenger, |random| {
         let mut bytes = messenger_example(random);
+        mutate(&mut bytes, random);
+        bytes
+    });
+}
+
+#[test]
+fn messages_survive_mutations() {
+    each(200_000, messages, |random| {
+        let mut bytes = messages_example(random);
         mutate(&mut bytes, random);
         bytes
     });

@@ -4,6 +4,7 @@
 
 pub mod bucket;
 pub mod cache;
+pub mod copies;
 pub mod documents;
 pub mod home;
 pub mod lz4;

@@ -31,6 +31,10 @@ pub enum Broken {
     Invariant,
     /// Everybody is up, nothing is on its way, and the group is not as it should be.
     Stuck,
+    /// A span was written over what a durable superblock still needs.
+    Overrun,
+    /// A copy that was given up since it is rotten is offered again.
+    RotOffered,
     /// A record follows that may not.
     Record,
 }
@@ -70,8 +74,10 @@ impl History {
         }
         let own = up.replica.superblock().tail.position;
         let is_planted = plant == Some(Plant::TailOfOne) && own == group.change().tail.position;
-        if group.retired() > self.retired.position || is_planted {
-            self.retired = group.change().tail;
+        let tail = group.change().tail;
+        let is_moved = group.is_retired() && tail.position > self.retired.position;
+        if is_moved || is_planted {
+            self.retired = tail;
         }
         None
     }

@@ -1,7 +1,7 @@
 //! A node's medium: the superblock and the ring of its copy, with what is on its way to both.
 //!
-//! A write that a crash meets has happened or has not; that a torn one is none is the log format's affair. The ring is as
-//! large as the log ever gets, so that only truncations leave something behind the end.
+//! A write that a crash meets has happened or has not; that a torn one is none is the log format's affair. In most scopes
+//! the ring is as large as the log ever gets, so that only truncations leave something behind the end.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,12 @@ pub struct Disk {
     pub superblock: Superblock,
     /// Spans by where they begin.
     pub ring: BTreeMap<u64, SpanId>,
+    /// Its size. Each span is one block.
+    pub ring_blocks: u64,
+    /// Spans in it that cannot be read back.
+    pub rotten: Vec<SpanId>,
+    /// The node that stopped had given up what is in it.
+    pub is_given_up: bool,
     /// Writes that were begun.
     pub in_flight: Vec<Write>,
     /// It took the place of one that was lost.
@@ -36,10 +42,13 @@ pub struct Rot;
 
 impl Disk {
     /// An empty one.
-    pub fn new(superblock: Superblock) -> Self {
+    pub fn new(superblock: Superblock, ring_blocks: u64) -> Self {
         Self {
             superblock,
             ring: BTreeMap::new(),
+            ring_blocks,
+            rotten: Vec::new(),
+            is_given_up: false,
             in_flight: Vec::new(),
             was_lost: false,
         }
@@ -50,6 +59,9 @@ impl Disk {
         let write = self.in_flight.remove(index);
         match write {
             Write::Span(span) => {
+                let place = |span: &SpanId| span.start.position % self.ring_blocks;
+                self.ring.retain(|_, other| place(other) != place(&span));
+                self.rotten.retain(|other| place(other) != place(&span));
                 self.ring.insert(span.start.position, span);
             }
             Write::Superblock(superblock) => self.superblock = superblock,
@@ -93,6 +105,21 @@ impl Disk {
             return Err(Rot);
         }
         Ok(found)
+    }
+
+    /// Whether a span covers something at the durable tail or behind it.
+    pub fn overruns(&self, span: &SpanId) -> bool {
+        span.end.position - self.superblock.tail.position > self.ring_blocks
+    }
+
+    /// What is in the ring cannot be read back any more.
+    pub fn rot(&mut self) {
+        self.rotten = self.ring.values().copied().collect();
+    }
+
+    /// Whether a replay finds what could not be read back.
+    pub fn offers_rot(&self) -> bool {
+        (self.replay()).is_ok_and(|found| found.iter().any(|span| self.rotten.contains(span)))
     }
 
     /// Whether the log would have this point after a replay, or has it behind it.

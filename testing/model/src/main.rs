@@ -54,6 +54,18 @@ struct Options {
     /// Times that the joiners are named anew.
     #[arg(long, default_value_t = 0)]
     namings: u8,
+    /// Openings that a primary raises.
+    #[arg(long, default_value_t = 0)]
+    openings: u8,
+    /// Copies that are read back and are not whole.
+    #[arg(long, default_value_t = 0)]
+    rots: u8,
+    /// Blocks of the ring of each copy.
+    #[arg(long, default_value_t = 1 << 16)]
+    ring_blocks: u64,
+    /// Spans that are sealed together.
+    #[arg(long, default_value_t = 1)]
+    burst: u64,
     /// A bug to find.
     #[arg(long, value_enum)]
     plant: Option<Plant>,
@@ -82,13 +94,19 @@ fn main() -> ExitCode {
         slow: std::array::from_fn(|node| !options.at_once && options.slow.contains(&node)),
         window: options.window,
         crashes: options.crashes,
+        crashing: [true; NODES],
         takings: options.takings,
+        candidates: [true; NODES],
         suspicions: options.suspicions,
         breaks: options.breaks,
         tails: options.tails,
         losses: options.losses,
         retries: options.retries,
         namings: options.namings,
+        openings: options.openings,
+        rots: options.rots,
+        ring_blocks: options.ring_blocks,
+        burst: options.burst,
         plant: options.plant,
     };
     let begun = Instant::now();

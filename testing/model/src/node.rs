@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use hdcs_core::replication::group::Group;
-use hdcs_core::replication::message::Message;
+use hdcs_core::replication::message::{Change, Message};
 use hdcs_core::replication::record::{GroupRecord, Phase};
 use hdcs_core::replication::replica::{Outgoing, Replica};
 use hdcs_core::replication::takeover::{Step, Takeover};
@@ -11,6 +11,7 @@ use hdcs_core::replication::{Member, Point, SpanId, Spans};
 
 use crate::disk::{Disk, Rot, Write};
 use crate::plant::Plant;
+use crate::world::Scope;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,8 @@ pub struct Up {
     pub part: Part,
     /// The last record that it has seen.
     pub seen: u64,
+    /// It reads back what it has.
+    pub is_reading: bool,
 }
 
 /// The part that a node plays.
@@ -52,6 +55,8 @@ pub enum Effect {
     Ask(GroupRecord),
     /// It began to serve.
     Began,
+    /// It writes a span over what its superblock needs.
+    Overran,
 }
 
 impl Part {
@@ -90,11 +95,22 @@ fn is_for_replica(message: &Message) -> bool {
 
 impl Up {
     /// What a node has in memory when it has started over this medium.
-    pub fn start(disk: &Disk) -> Result<Self, Rot> {
+    pub fn start(disk: &Disk, plant: Option<Plant>) -> Result<Self, Rot> {
+        let ring_blocks = match plant {
+            Some(Plant::RingOverrun) => u64::MAX,
+            _ => disk.ring_blocks,
+        };
+        let replica = match disk.replay() {
+            Ok(found) => Replica::new(disk.superblock, ring_blocks, found),
+            // What is brought up may be of two logs until it is whole.
+            Err(Rot) if !disk.superblock.is_whole => Replica::damaged(disk.superblock, ring_blocks),
+            Err(Rot) => return Err(Rot),
+        };
         Ok(Self {
-            replica: Replica::new(disk.superblock, disk.replay()?),
+            replica,
             part: Part::Follows,
             seen: 0,
+            is_reading: false,
         })
     }
 
@@ -131,7 +147,7 @@ impl Up {
     }
 
     /// Take a message.
-    pub fn receive(&mut self, from: Member, epoch: u64, message: &Message) {
+    pub fn receive(&mut self, me: Member, from: Member, epoch: u64, message: &Message) {
         if is_for_replica(message) {
             self.replica.receive(from, epoch, message);
         } else if self.part.epoch() == Some(epoch) {
@@ -142,7 +158,10 @@ impl Up {
                         self.replica.append(epoch, span);
                     }
                 }
-                Part::Serves(group) => group.receive(from, message, &self.replica),
+                Part::Serves(group) => match message {
+                    Message::Named { number } if from == me => group.own_named(*number),
+                    _ => group.receive(from, message, &self.replica),
+                },
             }
         }
     }
@@ -165,18 +184,27 @@ impl Up {
         begins
     }
 
+    /// Change what superblocks say, if this node serves.
+    pub fn change(&mut self, me: Member, change: impl FnOnce(Change) -> Change) {
+        if let Part::Serves(group) = &mut self.part {
+            group.set_change(change(group.change()));
+            (self.replica).change_own(me, group.epoch(), group.change());
+        }
+    }
+
     /// The span that the primary would append next.
-    pub fn next_span(&self) -> Option<SpanId> {
+    pub fn next_span(&self, me: Member) -> Option<SpanId> {
         let Part::Serves(group) = &self.part else {
             return None;
         };
         let start = self.replica.head();
         let position = start.position + 1;
-        let chain = (start.chain.rotate_left(7) ^ position << 8 ^ group.incarnation())
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let written = position << 16 | u64::from(me.0) << 8 | group.incarnation();
+        let chain = (start.chain.rotate_left(7) ^ written).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Some(SpanId {
             start,
             end: Point { position, chain },
+            blocks: 1,
             incarnation: group.incarnation(),
             evidence: self.replica.durable().position,
         })
@@ -187,7 +215,7 @@ impl Up {
         &mut self,
         me: Member,
         disk: &mut Disk,
-        plant: Option<Plant>,
+        scope: &Scope,
         effects: &mut Vec<Effect>,
     ) {
         let mut own = VecDeque::new();
@@ -201,13 +229,21 @@ impl Up {
             }
             while let Some(span) = self.replica.next_write() {
                 if !disk.in_flight.contains(&Write::Span(span)) {
+                    if disk.overruns(&span) {
+                        effects.push(Effect::Overran);
+                    }
                     disk.in_flight.push(Write::Span(span));
                 }
             }
             if self.replica.next_verify().is_some() {
-                self.replica.verified(true);
+                if scope.rots > 0 {
+                    self.is_reading = true;
+                } else {
+                    self.replica.verified(true);
+                }
             }
             while let Some(superblock) = self.replica.next_superblock() {
+                let plant = scope.plant;
                 let superblock = plant.map_or(superblock, |plant| plant.superblock(superblock));
                 disk.in_flight.push(Write::Superblock(superblock));
             }
@@ -219,7 +255,7 @@ impl Up {
                 }
             }
             if let Some((epoch, message)) = own.pop_front() {
-                self.receive(me, epoch, &message);
+                self.receive(me, me, epoch, &message);
                 continue;
             }
             self.tell_part();
@@ -259,7 +295,6 @@ impl Up {
             }
             Part::Serves(group) => {
                 group.own_durable(durable.position);
-                group.own_tail(self.replica.superblock().tail.position);
             }
         }
     }
@@ -276,7 +311,7 @@ impl Up {
                 effects.push(Effect::Began);
                 true
             }
-            Step::Stopped => {
+            Step::Stopped(_) => {
                 self.part = Part::Follows;
                 true
             }
@@ -288,13 +323,19 @@ impl Up {
         let head = self.replica.head();
         match &mut self.part {
             Part::Follows => None,
-            Part::Takes(takeover) => takeover.next_message(&self.replica, head),
+            Part::Takes(takeover) => {
+                let members: Vec<Member> = takeover.members().collect();
+                let next = |to| Some((to, takeover.next_message(to, &self.replica, head)?));
+                members.into_iter().find_map(next)
+            }
             Part::Serves(group) => {
                 if group.is_fenced() {
                     self.part = Part::Follows;
                     return None;
                 }
-                group.next_message(&self.replica)
+                let others: Vec<Member> = group.others().collect();
+                let next = |to| Some((to, group.next_message(to, &self.replica)?));
+                others.into_iter().find_map(next)
             }
         }
     }

@@ -21,7 +21,15 @@ pub enum Plant {
     SpanPastEvidence,
     /// The superblock does not say what was cut off.
     ForgottenCut,
-    /// What was cut off is void by the present opening.
+    /// Superblocks do not say where an opening begins, so what older ones left behind there counts.
+    OpeningNotCut,
+    /// An opening writes spans before enough superblocks know it.
+    OpeningOfOne,
+    /// A member writes over what its superblock does not let go.
+    RingOverrun,
+    /// A copy that was read back and is not whole forgets that when it starts anew.
+    ForgottenRot,
+    /// What older openings wrote is void wherever it lies, not only where the present one begins.
     CutByPresentOpening,
     /// A new and empty copy calls itself whole.
     NewIsWhole,
@@ -42,8 +50,18 @@ impl Plant {
                 void_before: 0,
                 ..superblock
             },
-            Self::CutByPresentOpening if superblock.void_before > 0 => Superblock {
-                void_before: superblock.incarnation,
+            Self::ForgottenRot if superblock.is_void() => Superblock {
+                cut_position: 0,
+                void_before: 0,
+                ..superblock
+            },
+            Self::OpeningNotCut if superblock.is_whole => Superblock {
+                cut_position: 0,
+                void_before: 0,
+                ..superblock
+            },
+            Self::CutByPresentOpening => Superblock {
+                cut_position: 0,
                 ..superblock
             },
             Self::UnknownOpening => Superblock {

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hdcs_core::replication::group::Group;
-use hdcs_core::replication::message::{Copy, Message};
+use hdcs_core::replication::message::{Change, Copy, Message};
 use hdcs_core::replication::record::{AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat};
 use hdcs_core::replication::replica::Superblock;
 use hdcs_core::replication::takeover::Step;
@@ -40,8 +40,12 @@ pub struct Scope {
     pub window: u64,
     /// Crashes.
     pub crashes: u8,
+    /// Nodes that may crash.
+    pub crashing: [bool; NODES],
     /// Takings.
     pub takings: u8,
+    /// Nodes that may be named candidates.
+    pub candidates: [bool; NODES],
     /// Members that miss a deadline.
     pub suspicions: u8,
     /// Links that break.
@@ -54,6 +58,14 @@ pub struct Scope {
     pub retries: u8,
     /// Times that the manager names the joiners anew.
     pub namings: u8,
+    /// Openings that a primary raises.
+    pub openings: u8,
+    /// Copies that are read back and are not whole.
+    pub rots: u8,
+    /// Blocks of the ring of each copy.
+    pub ring_blocks: u64,
+    /// Spans that are sealed together, and so with one evidence.
+    pub burst: u64,
     /// A bug.
     pub plant: Option<Plant>,
 }
@@ -79,14 +91,20 @@ pub struct World {
     losses: u8,
     retries: u8,
     namings: u8,
+    openings: u8,
+    rots: u8,
     broken: Option<Broken>,
 }
 
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// The primary appends a span.
+    /// The primary appends spans.
     Append(usize),
+    /// It raises the opening.
+    Open(usize),
+    /// What a node has is read back; it is good or not.
+    ReadBack(usize, bool),
     /// The write of this index ends.
     Finish(usize, usize),
     /// The next message from one node arrives at another.
@@ -145,8 +163,8 @@ impl Model for Scope {
         // The first node is made the primary by a taking like any other one; so its opening is known to all.
         record = record.taking(member(0));
         let node = |index: usize| {
-            let disk = Disk::new(Superblock::new(index < self.members));
-            let up = Up::start(&disk).expect("an empty log is whole");
+            let disk = Disk::new(Superblock::new(index < self.members), self.ring_blocks);
+            let up = Up::start(&disk, self.plant).expect("an empty log is whole");
             Arc::new(Node { disk, up: Some(up) })
         };
         let mut world = World {
@@ -164,6 +182,8 @@ impl Model for Scope {
             losses: 0,
             retries: 0,
             namings: 0,
+            openings: 0,
+            rots: 0,
             broken: None,
         };
         world.begin(self);
@@ -181,7 +201,7 @@ impl Model for Scope {
         if world.namings < self.namings && world.record.primary().is_some() {
             acts.push(Act::Name);
         }
-        if world.is_quiet() {
+        if world.is_quiet() && !world.is_taken() {
             world.misses(acts);
         }
         if world.takings < self.takings {
@@ -193,7 +213,7 @@ impl Model for Scope {
             let candidates = members.map(|member| usize::from(member.0));
             acts.extend(
                 candidates
-                    .filter(|node| !are_alike || *node < 2)
+                    .filter(|node| self.candidates[*node] && (!are_alike || *node < 2))
                     .map(Act::Take),
             );
         }
@@ -234,7 +254,7 @@ impl World {
             acts.push(Act::Restart(index));
             return;
         };
-        if self.crashes < scope.crashes {
+        if self.crashes < scope.crashes && scope.crashing[index] {
             let happened = 0..1 << node.disk.in_flight.len();
             acts.extend(happened.map(|happened| Act::Crash(index, happened)));
         }
@@ -247,6 +267,12 @@ impl World {
         if up.seen < self.record.revision && self.is_told_something(index, up) {
             acts.push(Act::See(index));
         }
+        if up.is_reading {
+            acts.push(Act::ReadBack(index, true));
+            if self.rots < scope.rots {
+                acts.push(Act::ReadBack(index, false));
+            }
+        }
         match &up.part {
             Part::Follows => {}
             Part::Takes(takeover) => match takeover.step() {
@@ -255,21 +281,35 @@ impl World {
                 _ => {}
             },
             Part::Serves(group) => {
-                let under_way = up.replica.head().position - group.committed();
-                if self.spans < scope.spans && under_way < scope.window {
+                if self.appends(scope, up, group) {
                     acts.push(Act::Append(index));
+                }
+                let is_idle = up.replica.durable() == up.replica.head();
+                if self.openings < scope.openings && group.is_retired() && is_idle {
+                    acts.push(Act::Open(index));
                 }
                 if self.suspicions < scope.suspicions {
                     let others = (0..NODES).filter(|other| *other != index);
                     acts.extend(others.map(|other| Act::Suspect(index, other)));
                 }
-                let is_retired = group.retired() == group.change().tail.position;
-                if self.tails < scope.tails && is_retired {
+                if self.tails < scope.tails && group.is_retired() {
                     let points = up.committed().len();
                     acts.extend((0..points).map(|point| Act::SetTail(index, point)));
                 }
             }
         }
+    }
+
+    /// Whether the primary may append a span: it has room in its window and its ring, and others know its opening.
+    fn appends(&self, scope: &Scope, up: &Up, group: &Group) -> bool {
+        let head = up.replica.head().position;
+        let tail = up.replica.superblock().tail.position;
+        let is_known =
+            scope.openings == 0 || group.is_retired() || scope.plant == Some(Plant::OpeningOfOne);
+        self.spans < scope.spans
+            && head - group.committed() < scope.window
+            && head - tail < scope.ring_blocks
+            && is_known
     }
 
     /// Whether it makes a difference that a node sees the record.
@@ -287,8 +327,7 @@ impl World {
             let is_told =
                 |up: &Up| up.seen >= self.record.revision || !self.is_told_something(index, up);
             node.disk.in_flight.is_empty()
-                && (node.up.as_ref())
-                    .is_some_and(|up| is_told(up) && !matches!(up.part, Part::Takes(_)))
+                && (node.up.as_ref()).is_some_and(|up| is_told(up) && !up.is_reading)
         };
         self.asked.is_empty()
             && self.links.iter().flatten().all(|link| link.is_empty())
@@ -316,10 +355,19 @@ impl World {
 
     /// Whether nothing goes on any more although something should.
     fn is_stuck(&self, scope: &Scope) -> bool {
+        if !self.is_quiet() {
+            return false;
+        }
+        if self.is_taken() {
+            return self.is_candidate_stuck(scope);
+        }
         let Some((.., group)) = self.primary() else {
             return false;
         };
-        if group.is_settled() || !self.is_quiet() {
+        if self.is_span_stuck() {
+            return true;
+        }
+        if group.is_settled() {
             return false;
         }
         let mut acts = Vec::new();
@@ -330,6 +378,31 @@ impl World {
                 next.miss(scope, index, other);
             }
             next == *self
+        })
+    }
+
+    /// Whether a node takes the group.
+    fn is_taken(&self) -> bool {
+        let mut all = 0..NODES;
+        all.any(|index| matches!(self.part_of(index), Some(Part::Takes(_))))
+    }
+
+    /// Whether a candidate does not go on even when it waits for nobody any more.
+    fn is_candidate_stuck(&self, scope: &Scope) -> bool {
+        let mut next = self.clone();
+        for index in 0..NODES {
+            next.step(scope, Act::EndGathering(index));
+            next.step(scope, Act::EndLevelling(index));
+        }
+        next == *self
+    }
+
+    /// Whether a member does not write what it took.
+    fn is_span_stuck(&self) -> bool {
+        let mut members = self.record.config.members.iter();
+        members.any(|member| {
+            let up = self.nodes[usize::from(member.0)].up.as_ref();
+            up.is_some_and(|up| up.replica.head() != up.replica.durable())
         })
     }
 
@@ -358,13 +431,20 @@ impl World {
     fn step(&mut self, scope: &Scope, act: Act) {
         match act {
             Act::Append(index) => {
-                self.spans += 1;
+                self.append(scope, index);
+            }
+            Act::Open(index) => {
+                self.openings += 1;
                 self.with(scope, index, |up| {
-                    if let (Some(span), Part::Serves(group)) = (up.next_span(), &up.part) {
-                        up.replica.append(group.epoch(), span);
-                    }
+                    let opens_at = up.replica.head().position;
+                    up.change(member(index), |change| Change {
+                        incarnation: change.incarnation + 1,
+                        opens_at,
+                        ..change
+                    });
                 });
             }
+            Act::ReadBack(index, is_good) => self.read_back(scope, index, is_good),
             Act::Finish(index, write) => {
                 let write = Arc::make_mut(&mut self.nodes[index]).disk.finish(write);
                 self.with(scope, index, |up| up.finished(write));
@@ -384,13 +464,17 @@ impl World {
                 let is_whole = scope.plant == Some(Plant::NewIsWhole);
                 Arc::make_mut(&mut self.nodes[index]).disk = Disk {
                     was_lost: true,
-                    ..Disk::new(Superblock::new(is_whole))
+                    ..Disk::new(Superblock::new(is_whole), scope.ring_blocks)
                 };
                 self.stop(scope, index);
             }
             Act::Restart(index) => {
                 let node = Arc::make_mut(&mut self.nodes[index]);
-                let Ok(up) = Up::start(&node.disk) else {
+                if core::mem::take(&mut node.disk.is_given_up) && node.disk.offers_rot() {
+                    self.broken = Some(Broken::RotOffered);
+                    return;
+                }
+                let Ok(up) = Up::start(&node.disk, scope.plant) else {
                     self.broken = Some(Broken::Rot);
                     return;
                 };
@@ -454,25 +538,54 @@ impl World {
             Act::SetTail(index, point) => {
                 self.tails += 1;
                 self.with(scope, index, |up| {
-                    let points = up.committed();
-                    let epoch_and_change = match &mut up.part {
-                        Part::Serves(group) => {
-                            group.set_tail(points[point]);
-                            Some((group.epoch(), group.change()))
-                        }
-                        _ => None,
-                    };
-                    if let Some((epoch, change)) = epoch_and_change {
-                        up.replica.change_own(member(index), epoch, change);
-                    }
+                    let tail = up.committed()[point];
+                    up.change(member(index), |change| Change { tail, ..change });
                 });
             }
         }
         self.check();
     }
 
+    /// The primary seals spans while it has room.
+    fn append(&mut self, scope: &Scope, index: usize) {
+        for _ in 0..scope.burst {
+            let up = self.nodes[index].up.as_ref();
+            let appends = up.is_some_and(|up| match &up.part {
+                Part::Serves(group) => self.appends(scope, up, group),
+                Part::Follows | Part::Takes(_) => false,
+            });
+            if !appends {
+                break;
+            }
+            self.spans += 1;
+            let up = Arc::make_mut(&mut self.nodes[index]).up.as_mut();
+            if let Some(up) = up
+                && let (Some(span), Part::Serves(group)) = (up.next_span(member(index)), &up.part)
+            {
+                up.replica.append(group.epoch(), span);
+            }
+        }
+        self.with(scope, index, |_| {});
+    }
+
+    /// A node has read back what it has. What is rotten is so every time.
+    fn read_back(&mut self, scope: &Scope, index: usize, is_good: bool) {
+        let node = Arc::make_mut(&mut self.nodes[index]);
+        if !is_good {
+            self.rots += 1;
+            node.disk.rot();
+        }
+        self.with(scope, index, |up| {
+            up.is_reading = false;
+            up.replica.verified(is_good);
+        });
+    }
+
     fn stop(&mut self, scope: &Scope, index: usize) {
-        Arc::make_mut(&mut self.nodes[index]).up = None;
+        let node = Arc::make_mut(&mut self.nodes[index]);
+        if let Some(up) = node.up.take() {
+            node.disk.is_given_up = up.replica.superblock().is_void();
+        }
         for other in (0..NODES).filter(|other| *other != index) {
             self.disconnect(scope, index, other);
         }
@@ -496,7 +609,7 @@ impl World {
         let done = catch_unwind(AssertUnwindSafe(|| {
             act(up);
             loop {
-                up.settle(member(index), &mut node.disk, scope.plant, &mut effects);
+                up.settle(member(index), &mut node.disk, scope, &mut effects);
                 if scope.slow[index] || node.disk.in_flight.is_empty() {
                     break;
                 }
@@ -518,6 +631,7 @@ impl World {
                 }
                 Effect::Ask(record) => asked.push(record),
                 Effect::Began => began = true,
+                Effect::Overran => self.broken = self.broken.or(Some(Broken::Overrun)),
             }
         }
         self.forget_answers(index);
@@ -560,7 +674,9 @@ impl World {
     }
 
     fn deliver(&mut self, scope: &Scope, from: usize, to: usize, epoch: u64, message: &Message) {
-        self.with(scope, to, |up| up.receive(member(from), epoch, message));
+        self.with(scope, to, |up| {
+            up.receive(member(to), member(from), epoch, message);
+        });
         match (scope.plant, message) {
             (Some(Plant::AckBeforeDurable), Message::Append(span)) => {
                 let durable = span.end.position;
@@ -618,7 +734,9 @@ impl World {
             promised: superblock.promised,
             head: replica.durable(),
             tail: superblock.tail,
+            sync_points: superblock.sync_points,
             incarnation: superblock.incarnation,
+            is_unflushed: superblock.is_unflushed,
             joined: superblock.joined,
             is_whole: superblock.is_whole,
         };
@@ -638,7 +756,9 @@ impl World {
             promised: epoch,
             head: self.record.floor,
             tail: self.record.floor,
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 1,
             is_whole: true,
         };

@@ -15,14 +15,53 @@ const QUIET: Scope = Scope {
     slow: [true; NODES],
     window: 2,
     crashes: 0,
+    crashing: [true; NODES],
     takings: 0,
+    candidates: [true; NODES],
     suspicions: 0,
     breaks: 0,
     tails: 0,
     losses: 0,
     retries: 0,
     namings: 0,
+    openings: 0,
+    rots: 0,
+    ring_blocks: 1 << 16,
+    burst: 1,
     plant: None,
+};
+
+/// A member loses the first of two spans that are under way, and not the second one.
+const TORN: Scope = Scope {
+    ack: AckLevel::Majority,
+    spans: 3,
+    burst: 2,
+    slow: [false, true, false],
+    crashes: 1,
+    crashing: [false, true, false],
+    takings: 1,
+    candidates: [false, false, true],
+    ..QUIET
+};
+
+/// Rings have room for two spans.
+const RING: Scope = Scope {
+    ack: AckLevel::Majority,
+    ring_blocks: 2,
+    tails: 2,
+    slow: [false, false, true],
+    ..QUIET
+};
+
+/// A member that joins anew cannot read back what it has.
+const ROT: Scope = Scope {
+    ack: AckLevel::Majority,
+    spans: 2,
+    suspicions: 1,
+    crashes: 1,
+    rots: 1,
+    slow: [false; NODES],
+    ..QUIET
 };
 
 fn explore(name: &str, scope: Scope) {
@@ -168,6 +207,43 @@ fn tails_and_links_and_media() {
     explore("media", Scope { losses: 1, ..scope });
 }
 
+#[test]
+fn spans_that_nobody_was_told_of() {
+    explore("torn windows", TORN);
+}
+
+#[test]
+fn openings_of_a_primary() {
+    let scope = Scope {
+        ack: AckLevel::Majority,
+        spans: 1,
+        openings: 1,
+        takings: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    explore("openings", scope);
+}
+
+#[test]
+fn rings_that_are_full() {
+    explore("rings", RING);
+    explore(
+        "rings and links",
+        Scope {
+            spans: 3,
+            tails: 1,
+            breaks: 1,
+            ..RING
+        },
+    );
+}
+
+#[test]
+fn copies_that_are_rotten() {
+    explore("rot", ROT);
+}
+
 /// Where each bug shows.
 fn with_plant(plant: Plant) -> Scope {
     let scope = Scope {
@@ -216,6 +292,23 @@ fn with_plant(plant: Plant) -> Scope {
         Plant::ServesUnasked => Scope {
             takings: 2,
             ..scope
+        },
+        Plant::OpeningNotCut => Scope {
+            plant: Some(plant),
+            ..TORN
+        },
+        Plant::OpeningOfOne => Scope {
+            spans: 2,
+            openings: 1,
+            ..scope
+        },
+        Plant::RingOverrun => Scope {
+            plant: Some(plant),
+            ..RING
+        },
+        Plant::ForgottenRot => Scope {
+            plant: Some(plant),
+            ..ROT
         },
         Plant::UnknownOpening | Plant::ForgedPromise => scope,
     }

@@ -429,7 +429,9 @@ impl<'a> Ring<'a> {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::format::{LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_VERSION, SPAN_MAGIC};
+    use hdcs_core::format::{
+        LOG_HOLDS_VOLUME, LOG_MAGIC, LOG_VERSION_ALONE, SPAN_MAGIC, SPAN_VERSION,
+    };
 
     use super::*;
 
@@ -440,7 +442,7 @@ mod tests {
         let mut disk = Disk::new((RING_BLOCKS + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64, 1);
         let mut superblock = LogSuperblock {
             magic: LOG_MAGIC,
-            version: LOG_VERSION.into(),
+            version: LOG_VERSION_ALONE.into(),
             holds: LOG_HOLDS_VOLUME.into(),
             reserved_a: [0; 4],
             checksum: 0.into(),
@@ -463,7 +465,10 @@ mod tests {
             tag: [0; 16],
             ahead: 0.into(),
             ahead_sequence: 0.into(),
-            reserved_b: [0; 1784],
+            cut_position: 0.into(),
+            void_before: 0.into(),
+            joined: 0.into(),
+            reserved_b: [0; 1760],
             lost_ranges: 0.into(),
             lost: [[0.into(); 2]; 128],
         };
@@ -475,7 +480,7 @@ mod tests {
             let data = [position as u8 + 1; BLOCK_BYTES];
             let header = SpanHeader {
                 magic: SPAN_MAGIC,
-                version: LOG_VERSION.into(),
+                version: SPAN_VERSION.into(),
                 control_blocks: 1.into(),
                 data_blocks: 1.into(),
                 entries: 1.into(),

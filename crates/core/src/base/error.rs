@@ -19,9 +19,9 @@ pub enum IoError {
     /// The device or backend is not there at present.
     #[error("device or backend is not reachable")]
     Unreachable,
-    /// Another owner has taken the backend over, or it is gone for good: nothing that this one asks
+    /// Another owner has taken the backend or the group of the log over, or it is gone for good: nothing that this one asks
     /// will ever be done.
-    #[error("another owner has taken the backend over, or it is gone for good")]
+    #[error("another owner has taken the volume over, or it is gone for good")]
     Fenced,
 }
 

@@ -120,6 +120,10 @@ pub const LOG_READ_TRIES_MAX: u8 = 3;
 /// Bad blocks of a log that are remembered at most: destage stops before the first one.
 pub const LOG_BAD_BLOCKS_MAX: usize = 1024;
 
+/// Position that a log begins or is cut at, at most: sums with one do not overflow. A million blocks a second reach it
+/// in 146,000 years.
+pub const LOG_POSITION_MAX: u64 = 1 << 62;
+
 /// Ranges of sectors that a log records as lost at most: half of its superblock.
 pub const LOST_RANGES_MAX: usize = 128;
 
@@ -407,7 +411,7 @@ pub const WIRE_SPAN_CONTROL_BLOCKS_MAX: usize =
 /// The largest span on the wire.
 pub const WIRE_SPAN_BYTES_MAX: usize =
     (WIRE_SPAN_CONTROL_BLOCKS_MAX + SPAN_DATA_BLOCKS_MAX) * BLOCK_BYTES;
-/// The largest payload of a request or an answer: one buffer of the pool.
+/// The largest payload of a request: one buffer of the pool. An answer may bring a span.
 pub const WIRE_BULK_BYTES_MAX: usize = REQUEST_BYTES_MAX;
 /// Buffers of which one payload is sent at most: every block of a span on its own.
 pub const WIRE_PARTS_MAX: usize = WIRE_SPAN_BYTES_MAX / BLOCK_BYTES;
@@ -415,7 +419,8 @@ pub const WIRE_PARTS_MAX: usize = WIRE_SPAN_BYTES_MAX / BLOCK_BYTES;
 pub const WIRE_STREAMS_MAX: usize = 1024;
 /// What the requests of a peer may cost at least: the largest request with room for the largest answer. With less it could
 /// never be asked.
-pub const WIRE_CREDIT_BYTES_MIN: u64 = (64 + WIRE_META_BYTES_MAX + 2 * WIRE_BULK_BYTES_MAX) as u64;
+pub const WIRE_CREDIT_BYTES_MIN: u64 =
+    (64 + WIRE_META_BYTES_MAX + WIRE_BULK_BYTES_MAX + WIRE_SPAN_BYTES_MAX) as u64;
 /// Spans that wait to be sent on one connection, in bytes, at least: the largest one.
 pub const WIRE_QUEUE_BYTES_MIN: usize = WIRE_SPAN_BYTES_MAX;
 const _: () = assert!(

@@ -46,8 +46,8 @@ use crate::base::limits::{
     SPAN_ENTRIES_MAX, SPANS_IN_FLIGHT_MAX, ZERO_SECTORS_MAX,
 };
 use crate::format::{
-    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LOG_VERSION, LogSuperblock, SPAN_MAGIC, SpanEntry,
-    SpanHeader, block_checksum,
+    ENTRY_NO_HOLE, EntryKind, LOG_HEADER_BLOCKS, LogSuperblock, SPAN_MAGIC, SPAN_VERSION,
+    SpanEntry, SpanHeader, block_checksum,
 };
 use crate::log::ahead::Ahead;
 use crate::log::budget::{IndexBudget, Share};
@@ -443,7 +443,7 @@ impl WriteLog {
         let leads_with_sync = open.entries[0].kind == EntryKind::SyncPoint.code();
         let header = SpanHeader {
             magic: SPAN_MAGIC,
-            version: U16::new(LOG_VERSION),
+            version: U16::new(SPAN_VERSION),
             control_blocks: U16::new(control_blocks as u16),
             data_blocks: U16::new(data_blocks as u16),
             entries: U16::new(entries as u16),

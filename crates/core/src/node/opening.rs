@@ -116,6 +116,9 @@ pub enum Step {
     Done,
 }
 
+/// Of the copy that the first record of a group names: it was never brought up.
+const FIRST_JOINED: u64 = 1;
+
 /// A write log, by its superblocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundLog {
@@ -125,6 +128,8 @@ pub struct FoundLog {
     pub incarnation: u64,
     /// Whether no write went past it that the backend has not flushed.
     pub is_whole: bool,
+    /// Whether it is new: nobody has opened it, or of a group nobody but the first primary.
+    pub is_new: bool,
 }
 
 /// See the module.
@@ -191,6 +196,10 @@ impl Opening {
             log: newest.log.get(),
             incarnation: newest.incarnation.get(),
             is_whole: newest.flags.get() & LOG_UNFLUSHED == 0,
+            is_new: match newest.membership() {
+                None => newest.incarnation.get() == 0,
+                Some(membership) => membership.joined == FIRST_JOINED,
+            },
         };
         self.found = Some(log);
         Ok(log)
@@ -230,7 +239,7 @@ impl Opening {
             Some((_, recorded)) if found.incarnation < recorded => {
                 Err(LogRefused::Older { recorded })
             }
-            _ => Ok(record.is_none() && found.incarnation == 0),
+            _ => Ok(record.is_none() && found.is_new),
         }
     }
 

@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | Away | – | Attaching: connected |
 //! | Attaching | Attach | InStep: it has what it said, all of it ours; else it leaves |
-//! | InStep | spans, tails | Away: disconnected |
+//! | InStep | changes, spans | Away: disconnected |
 //!
 //! A joiner's is in [`super::resync`].
 //!
@@ -23,7 +23,8 @@
 //!    among them; while a change of the record is wanted or its outcome is not known, of both records' members.
 //! 2. A change of the record is asked for only when all that is committed is so by the new record too. Without this,
 //!    a majority of three that commits with one of two, and loses that one, would leave the other one to promise alone.
-//! 3. A tail is retired when it is durable on as many members; a takeover needs one of them.
+//! 3. A change is retired when it is durable on as many members; a takeover needs one of them. One that a member was not
+//!    told does not count for it, whatever it says.
 //! 4. A member counts for commits until the record without it is written, and a joiner counts from before the record
 //!    with it is.
 //! 5. Once fenced, nothing is committed any more.
@@ -53,10 +54,11 @@ struct Progress {
     link: Link,
     /// Where what it was sent ends.
     sent: u64,
-    /// The tail that it was told.
+    /// Number of the change that it was told.
     told: u64,
     durable: u64,
-    tail: u64,
+    /// Number of the change that its superblock says.
+    named: u64,
     /// Of a joiner: under which revision of the record it is brought up.
     joined: u64,
 }
@@ -67,7 +69,7 @@ impl Progress {
         sent: 0,
         told: 0,
         durable: 0,
-        tail: 0,
+        named: 0,
         joined: 0,
     };
 }
@@ -100,7 +102,7 @@ pub struct Group {
     change: Change,
     /// Of this node's own copy.
     durable: u64,
-    tail: u64,
+    named: u64,
     committed: u64,
     retired: u64,
     is_fenced: bool,
@@ -111,10 +113,10 @@ impl Group {
     /// members.
     pub fn new(me: Member, record: GroupRecord, head: Point, change: Change) -> Self {
         assert_eq!(record.primary(), Some(me));
-        let (durable, tail) = (head.position, change.tail.position);
+        let (durable, named) = (head.position, change.number);
         let levelled = Progress {
             durable,
-            tail,
+            named,
             ..Progress::UNKNOWN
         };
         let members = record.config.members.iter().filter(|member| *member != me);
@@ -129,9 +131,9 @@ impl Group {
             others,
             change,
             durable,
-            tail,
+            named,
             committed: durable,
-            retired: tail,
+            retired: named,
             is_fenced: false,
         }
     }
@@ -156,12 +158,18 @@ impl Group {
         self.committed
     }
 
-    /// The tail behind which the next generation may begin: those who may take the group know it.
+    /// Number of the newest change that is durable at enough members: whoever takes the group meets one that knows it.
+    /// The next generation may begin behind its tail.
     pub fn retired(&self) -> u64 {
         self.retired
     }
 
-    /// The tail that superblocks shall name.
+    /// Whether the last change is retired, so that the next one may be set.
+    pub fn is_retired(&self) -> bool {
+        self.retired == self.change.number
+    }
+
+    /// What superblocks shall say.
     pub fn change(&self) -> Change {
         self.change
     }
@@ -230,17 +238,32 @@ impl Group {
         self.advance();
     }
 
-    /// The tail that this node's own superblock names.
-    pub fn own_tail(&mut self, tail: u64) {
-        self.tail = tail;
+    /// This node's own superblock says what the change of this number says, or a later one.
+    pub fn own_named(&mut self, number: u64) {
+        self.named = self.named.max(number.min(self.change.number));
         self.advance();
     }
 
-    /// Everything before `tail`, which is committed, is in the backend and need not be replayed: have superblocks say
-    /// so. Only once the last one is retired.
-    pub fn set_tail(&mut self, tail: Point) {
-        assert!(tail.position <= self.committed && self.retired == self.change.tail.position);
-        self.change.tail = tail;
+    /// Have superblocks say this, and return its number, which this node's own copy is to be asked for too. Only once the
+    /// last change is retired. Everything before the tail is committed and need not be replayed, since it is in the
+    /// backend. An opening that is raised writes no span before the change is retired: or who takes the group may not
+    /// know of it, and number its own one the same.
+    pub fn set_change(&mut self, change: Change) -> u64 {
+        let last = self.change;
+        assert!(self.is_retired() && change.tail.position <= self.committed);
+        assert!(change.tail.position >= last.tail.position);
+        assert!(change.incarnation >= last.incarnation);
+        let is_raised = change.incarnation > last.incarnation;
+        self.change = Change {
+            number: last.number + 1,
+            opens_at: if is_raised {
+                change.opens_at
+            } else {
+                last.opens_at
+            },
+            ..change
+        };
+        self.change.number
     }
 
     /// Take a message of another node, which answers what was sent in this epoch.
@@ -266,8 +289,10 @@ impl Group {
                     other.link = Link::InStep;
                     other.sent = copy.head.position;
                     other.durable = copy.head.position;
-                    other.tail = copy.tail.position;
-                    other.told = other.tail;
+                    // It is told again what its superblock does not say.
+                    let says = copy.says(&self.change);
+                    other.named = if says { self.change.number } else { 0 };
+                    other.told = other.named;
                 } else {
                     // It stays like this until the record without it is there, and joins then.
                     self.suspect(from);
@@ -280,9 +305,7 @@ impl Group {
                     pending.kind == Kind::Leave(from) && !pending.may_be_written
                 });
             }
-            (Message::Named { tail, .. }, Link::InStep) => {
-                other.tail = other.tail.max((*tail).min(other.told));
-            }
+            (Message::Named { number }, Link::InStep) => other.take_named(*number),
             (_, Link::Joining(step)) => self.receive_of_joiner(from, step, message, log),
             // It answers something that it was not asked on this link.
             _ => {}
@@ -309,16 +332,16 @@ impl Group {
             (Message::HasCut(has), Step::Cuts { cut, is_sent: true }) if *has == cut => {
                 other.sent = cut.at.position;
                 other.durable = cut.at.position;
-                other.tail = cut.change.tail.position;
-                other.told = other.tail;
+                other.named = cut.change.number;
+                other.told = other.named;
                 Step::Streams
             }
             (Message::Ack { durable }, step) if step.takes_spans() => {
                 other.durable = other.durable.max(*durable).min(other.sent);
                 step
             }
-            (Message::Named { tail, .. }, step) if step.takes_spans() => {
-                other.tail = other.tail.max((*tail).min(other.told));
+            (Message::Named { number }, step) if step.takes_spans() => {
+                other.take_named(*number);
                 step
             }
             (Message::Verified { up_to: read }, Step::Verifies { up_to }) if *read == up_to => {
@@ -363,13 +386,16 @@ impl Group {
     }
 
     fn retired_by(&self, config: &Config) -> u64 {
-        self.had_by(config, self.tail, |other| other.tail)
+        self.had_by(config, self.named, |other| other.named)
     }
 
     /// Have a joiner that is whole join, if nothing else is to change.
     fn bring_up(&mut self) {
+        // Without the floor its promise would count for nothing.
+        let floor = self.record.floor.position;
         let mut others = self.others.iter();
-        let whole = others.find(|(_, other)| other.link == Link::Joining(Step::Whole));
+        let whole = others
+            .find(|(_, other)| other.link == Link::Joining(Step::Whole) && other.durable >= floor);
         if let (Some((member, _)), None) = (whole, &self.pending) {
             self.want(Kind::Join(*member));
         }
@@ -384,7 +410,7 @@ impl Group {
             .filter(move |(_, other)| match other.link {
                 Link::Away => false,
                 Link::Attaching { .. } | Link::Joining(_) => true,
-                Link::InStep => other.durable < head || other.tail < self.change.tail.position,
+                Link::InStep => other.durable < head || other.named < self.change.number,
             });
         others.map(|(member, _)| *member)
     }
@@ -511,32 +537,32 @@ impl Group {
         }
     }
 
-    /// The next message to send to somebody, of a log that holds `log`.
-    pub fn next_message(&mut self, log: &impl Spans) -> Option<(Member, Message)> {
+    /// Whom there may be a message for.
+    pub fn others(&self) -> impl Iterator<Item = Member> {
+        self.others.keys().copied()
+    }
+
+    /// The next message to send to a member or joiner, of a log that holds `log`. It counts as sent: it is asked for while
+    /// the link has room.
+    pub fn next_message(&mut self, to: Member, log: &impl Spans) -> Option<Message> {
         if self.is_fenced {
             return None;
         }
-        // What a joiner needs next has gone: a point further on is agreed upon.
-        let mut others = self.others.iter();
-        let lost = others.find(|(_, other)| {
-            let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
-            takes && !follows(log, other.sent)
-        });
-        if let Some((&joiner, _)) = lost {
-            self.bring_up_anew(joiner);
+        let other = self.others.get(&to)?;
+        let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
+        if takes && !follows(log, other.sent) {
+            // What a joiner needs next has gone: a point further on is agreed upon.
+            self.bring_up_anew(to);
         }
         let (change, committed) = (self.change, self.committed);
-        let mut all = self.others.iter_mut();
-        all.find_map(|(member, other)| {
-            let message = other.next_message(log, change, committed)?;
-            Some((*member, message))
-        })
+        let other = self.others.get_mut(&to)?;
+        other.next_message(log, change, committed)
     }
 
     /// Assert what must always hold.
     pub fn check_invariants(&self) {
         assert!(self.committed <= self.durable);
-        assert!(self.retired <= self.tail && self.tail <= self.change.tail.position);
+        assert!(self.retired <= self.named && self.named <= self.change.number);
         assert!(self.change.tail.position <= self.committed);
         assert!(!self.others.contains_key(&self.me));
         for other in self.others.values() {
@@ -546,6 +572,13 @@ impl Group {
 }
 
 impl Progress {
+    /// Its superblock says what the change of this number says. One that it was not told does not count.
+    fn take_named(&mut self, number: u64) {
+        if number <= self.told {
+            self.named = self.named.max(number);
+        }
+    }
+
     /// The next message to it.
     fn next_message(
         &mut self,
@@ -566,14 +599,16 @@ impl Progress {
             }
             Link::Joining(step @ Step::Streams)
                 if self.durable + JOIN_LAG_BLOCKS_MAX >= committed
+                    && self.durable >= change.opens_at
                     && let Some(up_to) = point_at(log, self.durable, change.tail) =>
             {
                 *step = Step::Verifies { up_to };
                 Some(Message::Verify { up_to })
             }
             Link::InStep | Link::Joining(_) => {
-                if self.told < change.tail.position && change.tail.position <= self.sent {
-                    self.told = change.tail.position;
+                // Before the spans: they may be of the opening that it names, and wait for room behind its tail.
+                if self.told < change.number {
+                    self.told = change.number;
                     return Some(Message::Superblock(change));
                 }
                 self.next_span(log)
@@ -631,11 +666,12 @@ mod tests {
         };
         let record = GroupRecord::first(Member(0), config, Nodes::new());
         let change = Change {
-            tail: Point::default(),
+            number: 1,
             incarnation: 1,
+            ..Change::default()
         };
         let group = Group::new(Member(0), record, Point::default(), change);
-        (group, Replica::new(Superblock::new(true), []))
+        (group, Replica::new(Superblock::new(true), 64, []))
     }
 
     fn append(log: &mut Replica) {
@@ -649,6 +685,7 @@ mod tests {
             SpanId {
                 start,
                 end,
+                blocks: 1,
                 incarnation: 1,
                 evidence: 0,
             },
@@ -658,7 +695,14 @@ mod tests {
     }
 
     fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
-        core::iter::from_fn(|| group.next_message(log)).collect()
+        let others: alloc::vec::Vec<Member> = group.others().collect();
+        let mut messages = alloc::vec::Vec::new();
+        for to in others {
+            while let Some(message) = group.next_message(to, log) {
+                messages.push((to, message));
+            }
+        }
+        messages
     }
 
     fn attach(group: &mut Group, log: &Replica, member: u16) {
@@ -668,7 +712,9 @@ mod tests {
             promised: EPOCH,
             head: Point::default(),
             tail: Point::default(),
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 1,
             is_whole: true,
         };
@@ -772,7 +818,9 @@ mod tests {
             promised: EPOCH,
             head: Point::default(),
             tail: Point::default(),
+            sync_points: 0,
             incarnation: 1,
+            is_unflushed: false,
             joined: 5,
             is_whole: true,
         };
@@ -796,5 +844,49 @@ mod tests {
         attach(&mut group, &log, 1);
         let record = group.next_record().unwrap();
         assert!(!record.config.members.contains(Member(1)));
+    }
+
+    fn next_change(group: &Group) -> Change {
+        Change {
+            is_unflushed: true,
+            ..group.change()
+        }
+    }
+
+    #[test]
+    fn change_is_retired_once_enough_superblocks_say_it() {
+        let (mut group, log) = group(AckLevel::Majority);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        let number = group.set_change(next_change(&group));
+        assert_eq!(number, 2);
+        // It was not told yet: such an answer does not count.
+        group.own_named(number);
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert!(!group.is_retired());
+        assert_eq!(messages(&mut group, &log).len(), 2);
+        group.receive(Member(1), &Message::Named { number: 9 }, &log);
+        assert!(!group.is_retired());
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert_eq!(group.retired(), 2);
+        group.check_invariants();
+    }
+
+    #[test]
+    fn member_is_told_again_what_its_superblock_does_not_say() {
+        let (mut group, log) = group(AckLevel::All);
+        attach(&mut group, &log, 1);
+        attach(&mut group, &log, 2);
+        let number = group.set_change(next_change(&group));
+        group.own_named(number);
+        messages(&mut group, &log);
+        group.receive(Member(2), &Message::Named { number }, &log);
+        group.disconnected(Member(1));
+        attach(&mut group, &log, 1);
+        let told = group.next_message(Member(1), &log);
+        assert_eq!(told, Some(Message::Superblock(group.change())));
+        assert_eq!(group.next_message(Member(2), &log), None);
+        group.receive(Member(1), &Message::Named { number }, &log);
+        assert!(group.is_retired());
     }
 }

@@ -24,12 +24,10 @@ pub enum Message {
     },
     /// Primary or candidate to member: have a superblock say this.
     Superblock(Change),
-    /// It says so, durably: what it names the tail, and the incarnation.
+    /// It says so, durably, or what a later one said.
     Named {
-        /// Position of the tail.
-        tail: u64,
-        /// The opening that it knows.
-        incarnation: u64,
+        /// Number of the change.
+        number: u64,
     },
     /// The member has promised this epoch, which is higher than the sender's.
     Fenced {
@@ -89,21 +87,44 @@ pub struct Copy {
     pub head: Point,
     /// Where it begins.
     pub tail: Point,
+    /// Sync points before the tail.
+    pub sync_points: u64,
     /// The highest opening that it knows of.
     pub incarnation: u64,
+    /// The backend may hold writes past the log that it has not flushed.
+    pub is_unflushed: bool,
     /// When it was brought up; see [`Cut::joined`].
     pub joined: u64,
     /// Whether it may be a source: it is whole, and has the floor if it was asked for one.
     pub is_whole: bool,
 }
 
-/// What a superblock shall say. Neither goes back.
+/// What a superblock shall say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Change {
-    /// Where the log begins.
+    /// Counts the changes of an epoch, from 1 on. A higher one replaces a lower one.
+    pub number: u64,
+    /// Where the log begins. It does not go back.
     pub tail: Point,
-    /// The opening that writes the next spans.
+    /// Sync points before the tail.
+    pub sync_points: u64,
+    /// The opening that writes the next spans. It does not go back.
     pub incarnation: u64,
+    /// Position at which that opening begins. Spans of older ones from there on are void: a crash may have left some
+    /// that nobody was told of, and that would follow again once what lies before them is written again.
+    pub opens_at: u64,
+    /// The backend may hold writes past the log that it has not flushed.
+    pub is_unflushed: bool,
+}
+
+impl Copy {
+    /// Whether the copy's superblock says what this change says.
+    pub fn says(&self, change: &Change) -> bool {
+        self.tail == change.tail
+            && self.sync_points == change.sync_points
+            && self.incarnation == change.incarnation
+            && self.is_unflushed == change.is_unflushed
+    }
 }
 
 /// From where on a joiner takes the log of others.
@@ -117,6 +138,6 @@ pub struct Cut {
     /// Revision of the record under which it is brought up. The record that makes it a member repeats it, and it counts
     /// only while its superblock says the same.
     pub joined: u64,
-    /// The tail and the incarnation of others.
+    /// What superblocks of the others shall say.
     pub change: Change,
 }

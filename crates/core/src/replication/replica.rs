@@ -16,12 +16,12 @@
 //! |---|---|---|
 //! | Attach | not of a lower epoch | Attached |
 //! | Append | of the promised epoch, where the copy ends | Ack once it is durable |
-//! | Superblock | of the promised epoch | Named once it is durable |
+//! | Superblock | of the promised epoch, no lower number than the last one | Named once it is durable, and all before its opening too |
 //! | Promise | of a higher epoch, or of the one that was promised | Promised once it is durable |
 //! | ReadLog | of the promised epoch | LogData, if there is more |
 //! | Join | not of a lower epoch | Joining |
 //! | JoinAt | not of a lower epoch | HasCut once it is durable |
-//! | Verify | of the promised epoch | Verified once it was read back and that is durable |
+//! | Verify | of the promised epoch | Verified once it was read back and that is durable; NotWhole once it is given up, durably |
 //!
 //! What is of a lower epoch is answered with Fenced; what fits in no other way is dropped.
 //!
@@ -29,11 +29,16 @@
 //! 1. A promise is durable before it is told, and nothing that was taken before is on its way to the medium then: where
 //!    the copy ends does not change any more behind the back of whoever was told.
 //! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
-//!    its incarnation. A replay takes either for rot.
+//!    its incarnation (a replay takes either for rot); and only where it covers nothing at the durable tail or behind it.
 //! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
 //!    its way to the medium any more.
 //! 4. A copy that is being brought up says so durably (`is_whole`) from its cut on until it was read back.
-//! 5. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
+//! 5. The superblock of a whole copy voids what older openings wrote from where the present one begins on. It says so once
+//!    all before that point is durable. A crash may have left spans there that follow again when what lies before
+//!    them is written again.
+//! 6. What was read back and is not good is given up: the superblock voids all spans, until the copy is whole again.
+//! 7. Whatever waits for room in the ring does not keep the tail from moving: it moves as far as the copy is durable.
+//! 8. Neither the promise, the incarnation nor the tail goes back, but that a copy without anything in common with the
 //!    others takes their tail.
 
 use alloc::collections::VecDeque;
@@ -42,6 +47,9 @@ use alloc::vec::Vec;
 use super::message::{Change, Copy, Cut, Message};
 use super::{Member, Point, SpanId, Spans};
 use crate::base::limits::JOIN_POINTS_MAX;
+
+/// As `void_before`: of every opening.
+const VOID: u64 = u64::MAX;
 
 /// What a member's superblock says for replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +60,10 @@ pub struct Superblock {
     pub incarnation: u64,
     /// Where the log begins.
     pub tail: Point,
+    /// Sync points before the tail.
+    pub sync_points: u64,
+    /// The backend may hold writes past the log that it has not flushed.
+    pub is_unflushed: bool,
     /// From this position on, spans of openings before `void_before` are void.
     pub cut_position: u64,
     /// See `cut_position`.
@@ -69,11 +81,18 @@ impl Superblock {
             promised: u64::from(is_whole),
             incarnation: u64::from(is_whole),
             tail: Point::default(),
+            sync_points: 0,
+            is_unflushed: false,
             cut_position: 0,
             void_before: 0,
             joined: u64::from(is_whole),
             is_whole,
         }
+    }
+
+    /// Whether no span counts: what the copy had was given up, and it has not become whole since.
+    pub fn is_void(&self) -> bool {
+        self.void_before == VOID
     }
 
     /// Whether a span that lies there counts.
@@ -103,10 +122,10 @@ enum Reading {
     Good,
 }
 
+/// A span, and whether it is on the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Held {
     span: SpanId,
-    is_submitted: bool,
     is_written: bool,
 }
 
@@ -121,18 +140,30 @@ pub struct Replica {
     writing: Option<Superblock>,
     /// What the next one shall say.
     wanted: Superblock,
+    /// Size of the ring that the spans lie in.
+    ring_blocks: u64,
     /// From the tail on.
     spans: VecDeque<Held>,
+    /// How many of them were handed out to be written, the oldest ones.
+    submitted: usize,
+    /// How many of these are not on the medium yet.
+    in_flight: usize,
     head: Point,
     durable: Point,
     /// Who gets to know what is durable.
     leader: Option<Asked<()>>,
     promise: Option<Asked<Point>>,
     change: Option<Asked<Change>>,
+    /// The last change that it was told in this epoch, whether it is durable or not.
+    told: Change,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
-    /// What it holds was read back and is not as it should be.
+    /// What it holds is not as it should be. It is given up as soon as the superblock says so.
     is_rotten: bool,
+    /// Nothing that it had counts any more: it takes nothing before it was cut.
+    is_given_up: bool,
+    /// Who is told of that.
+    not_whole: Option<Asked<Point>>,
     /// Something is being read back, for `verify` or for somebody who does not ask any more.
     is_reading: bool,
     outgoing: VecDeque<Outgoing>,
@@ -140,8 +171,8 @@ pub struct Replica {
 
 impl Spans for Replica {
     fn span_after(&self, position: u64) -> Option<SpanId> {
-        let mut spans = self.spans.iter().map(|held| held.span);
-        spans.find(|span| span.end.position > position)
+        let index = self.ended_by(position);
+        self.spans.get(index).map(|held| held.span)
     }
 
     fn head(&self) -> Point {
@@ -151,16 +182,21 @@ impl Spans for Replica {
     fn has(&self, point: Point) -> bool {
         point == self.superblock.tail
             || point.position < self.superblock.tail.position
-            || self.spans.iter().any(|held| held.span.end == point)
+            || self
+                .ending_at(point.position)
+                .is_some_and(|index| self.spans[index].span.end == point)
     }
 }
 
 impl Replica {
-    /// The copy as a replay found it.
-    pub fn new(superblock: Superblock, spans: impl IntoIterator<Item = SpanId>) -> Self {
+    /// The copy as a replay found it, in a ring of so many blocks.
+    pub fn new(
+        superblock: Superblock,
+        ring_blocks: u64,
+        spans: impl IntoIterator<Item = SpanId>,
+    ) -> Self {
         let found = |span| Held {
             span,
-            is_submitted: true,
             is_written: true,
         };
         let spans: VecDeque<Held> = spans.into_iter().map(found).collect();
@@ -169,18 +205,33 @@ impl Replica {
             superblock,
             writing: None,
             wanted: superblock,
+            ring_blocks,
+            submitted: spans.len(),
+            in_flight: 0,
             spans,
             head,
             durable: head,
             leader: None,
             promise: None,
             change: None,
+            told: Change::default(),
             cut: None,
             verify: None,
             is_rotten: false,
+            is_given_up: superblock.is_void(),
+            not_whole: None,
             is_reading: false,
             outgoing: VecDeque::new(),
         }
+    }
+
+    /// The copy whose replay failed: it lost something of what it had said. It gives up the rest, durably, and is
+    /// brought up anew.
+    pub fn damaged(superblock: Superblock, ring_blocks: u64) -> Self {
+        let mut replica = Self::new(superblock, ring_blocks, []);
+        replica.is_rotten = true;
+        replica.settle();
+        replica
     }
 
     /// The superblock that is durable.
@@ -191,6 +242,18 @@ impl Replica {
     /// Where what is durable ends.
     pub fn durable(&self) -> Point {
         self.durable
+    }
+
+    /// How many spans end at this position or before it.
+    fn ended_by(&self, position: u64) -> usize {
+        self.spans
+            .partition_point(|held| held.span.end.position <= position)
+    }
+
+    /// Which span ends at this position.
+    fn ending_at(&self, position: u64) -> Option<usize> {
+        let index = self.ended_by(position).checked_sub(1)?;
+        (self.spans[index].span.end.position == position).then_some(index)
     }
 
     /// The highest epoch that was promised, or is about to be.
@@ -206,9 +269,11 @@ impl Replica {
             promised: self.superblock.promised,
             head: self.durable,
             tail: self.superblock.tail,
+            sync_points: self.superblock.sync_points,
             incarnation: self.superblock.incarnation,
+            is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
-            is_whole: self.superblock.is_whole && self.has(floor),
+            is_whole: self.superblock.is_whole && !self.is_rotten && self.has(floor),
         }
     }
 
@@ -228,7 +293,11 @@ impl Replica {
 
     /// Whether it takes what is appended in this epoch.
     fn takes(&self, epoch: u64) -> bool {
-        epoch == self.superblock.promised && self.promised() == epoch && self.cut.is_none()
+        epoch == self.superblock.promised
+            && self.promised() == epoch
+            && self.cut.is_none()
+            && !self.is_rotten
+            && !self.is_given_up
     }
 
     /// Take a message that came from `from`, which acts in `epoch`.
@@ -250,7 +319,10 @@ impl Replica {
                 self.send(from, epoch, Message::Attached(copy));
             }
             Message::Append(span) => self.append(epoch, *span),
-            Message::Superblock(change) if self.takes(epoch) => {
+            Message::Superblock(change)
+                if self.takes(epoch) && change.number >= self.told.number =>
+            {
+                self.told = *change;
                 self.change = Some(Asked {
                     by: from,
                     epoch,
@@ -265,6 +337,8 @@ impl Replica {
                     what: *floor,
                 });
                 self.change = None;
+                // A candidate that starts anew counts anew.
+                self.told = Change::default();
                 self.verify = None;
                 // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
                 self.cut.take_if(|cut| cut.epoch < epoch);
@@ -284,6 +358,7 @@ impl Replica {
                 self.leader = Some(by(()));
                 self.promise = None;
                 self.change = None;
+                self.told = cut.change;
                 self.verify = None;
                 self.cut = Some(Asked {
                     by: from,
@@ -309,16 +384,23 @@ impl Replica {
 
     /// Take a span in this epoch, from whoever may write in it.
     pub fn append(&mut self, epoch: u64, span: SpanId) {
-        let is_some = span.end.position > span.start.position;
-        if !self.takes(epoch) || span.start != self.head || !is_some {
+        if !self.takes(epoch) || span.start != self.head || !self.fits(&span) {
             return;
         }
         self.spans.push_back(Held {
             span,
-            is_submitted: false,
             is_written: false,
         });
         self.head = span.end;
+        // A change may wait for it.
+        self.settle();
+    }
+
+    /// Whether a span lies behind its start, and could be written if everything before it had gone.
+    fn fits(&self, span: &SpanId) -> bool {
+        let (start, end) = (span.start.position, span.end.position);
+        let at = end.checked_sub(u64::from(span.blocks));
+        span.blocks > 0 && at.is_some_and(|at| at >= start) && end - start <= self.ring_blocks
     }
 
     /// Have the next superblock say this, as if the primary had asked for it.
@@ -333,23 +415,44 @@ impl Replica {
 
     /// The next span to write. Any number may be under way.
     pub fn next_write(&mut self) -> Option<SpanId> {
-        let (durable, incarnation) = (self.durable.position, self.superblock.incarnation);
-        let next = self.spans.iter_mut().find(|held| !held.is_submitted)?;
-        if next.span.evidence > durable || next.span.incarnation > incarnation {
+        let next = self.spans.get(self.submitted)?.span;
+        if next.evidence > self.durable.position
+            || next.incarnation > self.superblock.incarnation
+            || !self.has_room(&next)
+        {
             return None;
         }
-        next.is_submitted = true;
-        Some(next.span)
+        self.submitted += 1;
+        self.in_flight += 1;
+        Some(next)
+    }
+
+    /// Whether a span covers nothing in the ring that is at the durable tail or behind it.
+    fn has_room(&self, span: &SpanId) -> bool {
+        let tail = self.superblock.tail.position;
+        span.end.position.saturating_sub(tail) <= self.ring_blocks
+    }
+
+    /// Whether a span that was taken waits until the tail has moved.
+    fn lacks_room(&self) -> bool {
+        let next = self.spans.get(self.submitted);
+        next.is_some_and(|held| !self.has_room(&held.span))
     }
 
     /// The span that ends at this position is on the medium.
     pub fn written(&mut self, end: u64) {
-        if let Some(held) = (self.spans.iter_mut()).find(|held| held.span.end.position == end) {
-            held.is_written = true;
+        let index = self.ending_at(end).filter(|index| *index < self.submitted);
+        if let Some(index) = index
+            && !core::mem::replace(&mut self.spans[index].is_written, true)
+        {
+            self.in_flight -= 1;
         }
         let before = self.durable;
-        let durable = self.spans.iter().take_while(|held| held.is_written).last();
-        self.durable = durable.map_or(self.durable, |last| last.span.end);
+        let mut next = self.ended_by(self.durable.position);
+        while let Some(held) = self.spans.get(next).filter(|held| held.is_written) {
+            self.durable = held.span.end;
+            next += 1;
+        }
         if self.durable != before {
             self.acknowledge();
         }
@@ -378,6 +481,7 @@ impl Replica {
         let tail = self.superblock.tail.position;
         while (self.spans.front()).is_some_and(|held| held.span.end.position <= tail) {
             self.spans.pop_front();
+            self.submitted -= 1;
         }
         self.settle();
     }
@@ -412,9 +516,13 @@ impl Replica {
         } else {
             let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
-            // None of it is offered again.
+            self.change = None;
             self.is_rotten = true;
-            self.send(by, epoch, Message::NotWhole { up_to });
+            self.not_whole = Some(Asked {
+                by,
+                epoch,
+                what: up_to,
+            });
         }
         self.settle();
     }
@@ -430,6 +538,7 @@ impl Replica {
         self.leader.take_if(|asked| asked.by == from);
         self.change.take_if(|asked| asked.by == from);
         self.verify.take_if(|asked| asked.by == from);
+        self.not_whole.take_if(|asked| asked.by == from);
     }
 
     fn send(&mut self, to: Member, epoch: u64, message: Message) {
@@ -443,12 +552,12 @@ impl Replica {
 
     /// Whether something of it is on its way to the medium.
     fn is_busy(&self) -> bool {
-        let mut spans = self.spans.iter();
-        spans.any(|held| held.is_submitted && !held.is_written)
+        self.in_flight > 0
     }
 
     /// Go on with what waited.
     fn settle(&mut self) {
+        self.settle_rot();
         self.settle_promise();
         self.settle_cut();
         self.settle_change();
@@ -459,33 +568,93 @@ impl Replica {
         self.writing.is_none() && self.wanted == self.superblock
     }
 
-    fn settle_change(&mut self) {
-        let Some(asked) = self.change else { return };
-        let Change { tail, incarnation } = asked.what;
-        if tail.position > self.durable.position {
-            // What lies before a tail is not waited for any more.
+    /// Give up what is rotten.
+    fn settle_rot(&mut self) {
+        if !self.is_rotten {
             return;
         }
-        self.wanted.incarnation = self.wanted.incarnation.max(incarnation);
-        if tail.position > self.wanted.tail.position && self.has(tail) {
-            self.wanted.tail = tail;
+        self.drop_unsubmitted();
+        if self.is_busy() || self.writing.is_some() {
+            return;
         }
+        self.is_given_up = true;
+        self.spans.clear();
+        self.submitted = 0;
+        self.head = self.wanted.tail;
+        self.durable = self.wanted.tail;
+        self.wanted.cut_position = self.wanted.tail.position;
+        self.wanted.void_before = VOID;
+        self.wanted.is_whole = false;
         if self.is_settled() {
+            self.is_rotten = false;
+            if let Some(asked) = self.not_whole.take() {
+                let up_to = asked.what;
+                self.send(asked.by, asked.epoch, Message::NotWhole { up_to });
+            }
+        }
+    }
+
+    fn settle_change(&mut self) {
+        let Some(asked) = self.change else { return };
+        let change = asked.what;
+        if !self.agrees_with(&change) {
+            // Of another log than this one: whoever waits misses a deadline.
             self.change = None;
-            let named = Message::Named {
-                tail: self.superblock.tail.position,
-                incarnation: self.superblock.incarnation,
-            };
-            self.send(asked.by, asked.epoch, named);
+            return;
+        }
+        self.wanted.is_unflushed = change.is_unflushed;
+        self.settle_opening(&change);
+        if change.tail.position > self.durable.position {
+            if self.lacks_room() && self.durable.position > self.wanted.tail.position {
+                // They wait for the tail, and it for them: it moves as far as they are here. A replay takes the sync
+                // points from the span that follows.
+                self.wanted.tail = self.durable;
+            }
+            return;
+        }
+        if change.tail.position >= self.wanted.tail.position {
+            self.wanted.tail = change.tail;
+            self.wanted.sync_points = change.sync_points;
+        }
+        if self.is_settled() && self.durable.position >= change.opens_at {
+            self.change = None;
+            let number = change.number;
+            self.send(asked.by, asked.epoch, Message::Named { number });
+        }
+    }
+
+    /// Whether the log that a change is about can be this one.
+    fn agrees_with(&self, change: &Change) -> bool {
+        let is_behind = change.tail.position > self.durable.position;
+        let next = self.span_after(change.opens_at);
+        (is_behind || self.has(change.tail))
+            && next.is_none_or(|next| next.incarnation >= change.incarnation)
+    }
+
+    /// Have the superblock know the opening of a change, once everything before it is durable.
+    fn settle_opening(&mut self, change: &Change) {
+        if self.durable.position >= change.opens_at {
+            self.wanted.incarnation = self.wanted.incarnation.max(change.incarnation);
+            if self.wanted.is_whole && change.incarnation > self.wanted.void_before {
+                self.wanted.cut_position = change.opens_at;
+                self.wanted.void_before = change.incarnation;
+            }
+        } else if let Some(next) = self.spans.get(self.submitted) {
+            // Of an opening between: in an epoch no opening takes the place of what another one wrote.
+            let incarnation = next.span.incarnation.min(change.incarnation);
+            self.wanted.incarnation = self.wanted.incarnation.max(incarnation);
         }
     }
 
     fn settle_verify(&mut self) {
         let Some(asked) = self.verify else { return };
-        if asked.what.state != Reading::Good {
+        let told = self.told;
+        if asked.what.state != Reading::Good || self.durable.position < told.opens_at {
             return;
         }
         self.wanted.is_whole = true;
+        self.wanted.cut_position = told.opens_at;
+        self.wanted.void_before = told.incarnation;
         if self.is_settled() {
             self.verify = None;
             let up_to = asked.what.up_to;
@@ -511,40 +680,44 @@ impl Replica {
     fn settle_cut(&mut self) {
         let Some(asked) = self.cut else { return };
         self.drop_unsubmitted();
-        if self.is_busy() || self.writing.is_some() {
+        if self.is_busy() || self.writing.is_some() || self.is_rotten {
             return;
         }
         let cut = asked.what;
         if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
             self.cut = None;
-            self.is_rotten = false;
+            self.is_given_up = false;
             self.send(asked.by, asked.epoch, Message::HasCut(cut));
             return;
         }
-        let keeps =
-            !self.is_rotten && self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
+        let keeps = self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
         if keeps {
-            while (self.spans.back())
-                .is_some_and(|held| held.span.start.position >= cut.at.position)
-            {
-                self.spans.pop_back();
-            }
+            self.spans.truncate(self.ended_by(cut.at.position));
         } else {
             self.spans.clear();
         }
+        self.submitted = self.spans.len();
         self.head = cut.at;
         self.durable = cut.at;
-        let tail = self.superblock.tail;
+        let (last, change) = (&self.superblock, &cut.change);
+        let (tail, sync_points) = if keeps && last.tail.position > change.tail.position {
+            (last.tail, last.sync_points)
+        } else {
+            (change.tail, change.sync_points)
+        };
         self.wanted = Superblock {
             promised: asked.epoch,
-            incarnation: (self.superblock.incarnation).max(cut.change.incarnation),
-            tail: if keeps && tail.position > cut.change.tail.position {
-                tail
-            } else {
-                cut.change.tail
-            },
+            incarnation: last.incarnation.max(change.incarnation),
+            tail,
+            sync_points,
+            is_unflushed: change.is_unflushed,
             cut_position: cut.at.position,
-            void_before: cut.void_before,
+            // What was given up does not count again before the copy is whole: openings that are given wrote it.
+            void_before: if last.is_void() {
+                VOID
+            } else {
+                cut.void_before
+            },
             joined: cut.joined,
             is_whole: false,
         };
@@ -553,18 +726,18 @@ impl Replica {
     /// Whether the durable superblock and the spans say that it was cut there.
     fn is_cut(&self, cut: &Cut) -> bool {
         let last = &self.superblock;
-        (last.cut_position, last.void_before) == (cut.at.position, cut.void_before)
+        last.cut_position == cut.at.position
+            && (last.is_void() || last.void_before == cut.void_before)
             && !last.is_whole
             && self.durable == cut.at
             && last.joined == cut.joined
             && last.incarnation >= cut.change.incarnation
+            && last.is_unflushed == cut.change.is_unflushed
             && last.tail.position >= cut.change.tail.position
     }
 
     fn drop_unsubmitted(&mut self) {
-        while (self.spans.back()).is_some_and(|held| !held.is_submitted) {
-            self.spans.pop_back();
-        }
+        self.spans.truncate(self.submitted);
         let end = self.spans.back().map_or(self.durable, |last| last.span.end);
         self.head = end;
     }
@@ -574,6 +747,7 @@ impl Replica {
         assert!(self.superblock.promised <= self.wanted.promised);
         assert!(self.superblock.incarnation <= self.wanted.incarnation);
         assert!(self.durable.position <= self.head.position);
+        assert!(self.in_flight <= self.submitted && self.submitted <= self.spans.len());
         let mut at = None;
         for held in &self.spans {
             let span = &held.span;
@@ -589,194 +763,4 @@ impl Replica {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PRIMARY: Member = Member(0);
-    const CANDIDATE: Member = Member(2);
-
-    fn point(position: u64) -> Point {
-        Point {
-            position,
-            chain: position * 10,
-        }
-    }
-
-    fn span(start: u64, evidence: u64) -> SpanId {
-        SpanId {
-            start: point(start),
-            end: point(start + 1),
-            incarnation: 1,
-            evidence,
-        }
-    }
-
-    fn member() -> Replica {
-        let mut replica = Replica::new(Superblock::new(true), []);
-        replica.receive(PRIMARY, 1, &Message::Attach);
-        assert!(matches!(
-            replica.next_message(),
-            Some((PRIMARY, 1, Message::Attached(_)))
-        ));
-        replica
-    }
-
-    fn write_superblock(replica: &mut Replica) -> Superblock {
-        let superblock = replica.next_superblock().unwrap();
-        assert_eq!(
-            replica.next_message(),
-            None,
-            "it is told once it is durable"
-        );
-        replica.superblock_written();
-        replica.check_invariants();
-        superblock
-    }
-
-    fn promise(floor: Point) -> Message {
-        Message::Promise { floor }
-    }
-
-    #[test]
-    fn span_is_acknowledged_in_order_once_durable() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 0)));
-        // One that does not follow is not taken.
-        replica.receive(PRIMARY, 1, &Message::Append(span(7, 0)));
-        assert_eq!(replica.next_write(), Some(span(0, 0)));
-        assert_eq!(replica.next_write(), Some(span(1, 0)));
-        assert_eq!(replica.next_write(), None);
-        replica.written(2);
-        assert_eq!(replica.next_message(), None);
-        replica.written(1);
-        let ack = Message::Ack { durable: 2 };
-        assert_eq!(replica.next_message(), Some((PRIMARY, 1, ack)));
-    }
-
-    #[test]
-    fn span_waits_until_its_evidence_is_durable_here() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
-        assert_eq!(replica.next_write(), Some(span(0, 0)));
-        assert_eq!(replica.next_write(), None);
-        replica.written(1);
-        assert_eq!(replica.next_write(), Some(span(1, 1)));
-    }
-
-    #[test]
-    fn promise_waits_for_what_is_on_its_way_and_for_the_medium() {
-        let mut replica = member();
-        replica.receive(PRIMARY, 1, &Message::Append(span(0, 0)));
-        replica.receive(PRIMARY, 1, &Message::Append(span(1, 1)));
-        replica.next_write().unwrap();
-        replica.receive(CANDIDATE, 2, &promise(point(0)));
-        assert_eq!(replica.next_superblock(), None, "a span is on its way");
-        replica.receive(PRIMARY, 1, &Message::Append(span(2, 0)));
-        let fenced = Message::Fenced { promised: 2 };
-        assert_eq!(replica.next_message(), Some((PRIMARY, 1, fenced)));
-        replica.written(1);
-        while replica.next_message().is_some() {}
-        assert_eq!(write_superblock(&mut replica).promised, 2);
-        let Some((CANDIDATE, 2, Message::Promised(copy))) = replica.next_message() else {
-            panic!("it is told");
-        };
-        // What was taken and not written is gone.
-        assert_eq!((copy.head, replica.head()), (point(1), point(1)));
-        assert!(copy.is_whole);
-    }
-
-    #[test]
-    fn promise_of_a_copy_without_the_floor_is_not_whole() {
-        let mut replica = member();
-        replica.receive(CANDIDATE, 2, &promise(point(3)));
-        write_superblock(&mut replica);
-        let Some((_, _, Message::Promised(copy))) = replica.next_message() else {
-            panic!("it is told");
-        };
-        assert!(!copy.is_whole);
-    }
-
-    #[test]
-    fn cut_and_verification_are_durable_before_they_are_told() {
-        let mut replica = Replica::new(Superblock::new(true), [span(0, 0), span(1, 0), span(2, 0)]);
-        let cut = Cut {
-            at: point(1),
-            void_before: 4,
-            joined: 8,
-            change: Change {
-                tail: point(0),
-                incarnation: 6,
-            },
-        };
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
-        let written = write_superblock(&mut replica);
-        assert_eq!((written.promised, written.incarnation), (3, 6));
-        assert_eq!((written.cut_position, written.void_before), (1, 4));
-        assert_eq!(written.joined, 8);
-        assert!(!written.is_whole && !written.counts(&span(1, 0)) && written.counts(&span(0, 0)));
-        let has_cut = Message::HasCut(cut);
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
-        assert_eq!(replica.durable(), point(1));
-
-        let up_to = point(1);
-        replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
-        assert_eq!(replica.next_verify(), Some(up_to));
-        assert_eq!(replica.next_verify(), None);
-        replica.verified(true);
-        assert!(write_superblock(&mut replica).is_whole);
-        let verified = Message::Verified { up_to };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, verified)));
-    }
-
-    #[test]
-    fn cut_that_was_made_before_takes_the_tail_of_now() {
-        let spans = [span(0, 0)];
-        let mut replica = Replica::new(Superblock::new(true), spans);
-        let cut = |tail| Cut {
-            at: point(1),
-            void_before: 4,
-            joined: 8,
-            change: Change {
-                tail: point(tail),
-                incarnation: 6,
-            },
-        };
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(0)));
-        let written = write_superblock(&mut replica);
-        // The node starts anew, and the log of the others begins later by now.
-        let mut replica = Replica::new(written, spans);
-        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut(1)));
-        assert_eq!(write_superblock(&mut replica).tail, point(1));
-        let has_cut = Message::HasCut(cut(1));
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
-    }
-
-    #[test]
-    fn verification_that_fails_has_the_copy_brought_up_anew() {
-        let mut replica = Replica::new(
-            Superblock {
-                promised: 3,
-                ..Superblock::new(false)
-            },
-            [],
-        );
-        let up_to = point(0);
-        replica.receive(
-            CANDIDATE,
-            3,
-            &Message::Verify {
-                up_to: Point::default(),
-            },
-        );
-        assert_eq!(replica.next_verify(), Some(up_to));
-        replica.verified(false);
-        assert_eq!(replica.next_superblock(), None);
-        let not_whole = Message::NotWhole { up_to };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, not_whole)));
-        replica.receive(CANDIDATE, 3, &Message::Join);
-        let joining = Message::Joining { points: Vec::new() };
-        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, joining)));
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | Asks | Join | where the joiner's spans end |
 //! | Cuts | JoinAt the last of these points that this log has, or at its tail | the cut is durable |
-//! | Streams | the spans behind it | the joiner has durably all but little of what is committed here |
+//! | Streams | the spans behind it | the joiner has durably all but little of what is committed here, and all before the present opening |
 //! | Verifies | Verify, and what comes | it was read back, and the copy is no longer marked as one that is brought up |
 //! | Whole | what comes | the record with it ([`super::group`]) |
 //!
@@ -19,7 +19,9 @@
 //! 2. Spans that the joiner has beyond the cut are older than the first one that takes their place: in an opening
 //!    there is one log, and what follows on another one there was written by a later opening. So `void_before` is the
 //!    opening of that span, and of the next one to come where there is none. The present opening would be too high:
-//!    it voids spans of the openings between, which the joiner gets too.
+//!    it voids spans of the openings between, which the joiner gets too. If the points were a sample, the cut lies before
+//!    the last point in common, and spans that the joiner wrote behind that one may count until it is whole. Then its
+//!    superblock says where the present opening begins ([`super::replica`]).
 //! 3. A copy that is whole is so under the revision of the record under which it was cut, and the record with it says so.
 //!    Whoever brings up a copy without acting for the group any more, since its medium is new and has promised nothing,
 //!    does not make it a member's.
@@ -99,6 +101,7 @@ mod tests {
                 SpanId {
                     start: core::mem::replace(&mut start, end),
                     end,
+                    blocks: 1,
                     incarnation,
                     evidence: 0,
                 }
@@ -108,13 +111,15 @@ mod tests {
             tail,
             ..Superblock::new(true)
         };
-        Replica::new(superblock, spans)
+        Replica::new(superblock, 64, spans)
     }
 
     fn change(tail: Point) -> Change {
         Change {
+            number: 1,
             tail,
             incarnation: 9,
+            ..Change::default()
         }
     }
 

@@ -3,7 +3,8 @@
 //! ```text
 //!  Gathers ──enough promises, and time is over or all have answered──► Fetches ──has the longest log──► Levels
 //!     │                                                                                                    │
-//!     │ its own copy is not whole, a higher epoch, another record      all that promised have it, or time is over
+//!     │ its own copy is not whole, too few are, a higher epoch,        all that promised have it, or time is over
+//!     │ another record                                                                                     │
 //!     ▼                                                                                                    ▼
 //!  Stopped ◄────────────────────────────another record───────────────────────────────────────────────── Asks ──► Serves
 //! ```
@@ -11,19 +12,22 @@
 //! | step | sent | waits for |
 //! |---|---|---|
 //! | Gathers | Promise to every member of the record, itself too | as many promises of whole copies as a takeover needs |
-//! | Fetches | ReadLog to one that has the longest log | it is durable here |
-//! | Levels | Append what a copy lacks, then Superblock: the highest tail, and an opening that nobody knows | Ack and Named |
+//! | Fetches | ReadLog to one that has the longest log; to its own copy the Superblock, which may make room | it is durable here; Gathers again if nobody has it any more |
+//! | Levels | Superblock: the highest tail, and an opening that nobody knows, with where it begins; Append what a copy lacks | Ack and Named |
 //! | Asks | – | the record `serving`, with those that are level |
 //!
 //! Invariants:
 //! 1. What was committed is in the longest log: of the members that promised, one at least has it, and logs of members
 //!    of one record are prefixes of one another.
 //! 2. Nothing of a lower epoch is committed once enough have promised: fewer than it takes are left.
-//! 3. The members of the new record hold the same log durably, know the tail, and know the opening before it writes its
-//!    first span.
+//! 3. The members of the new record hold the same log durably, know the tail, and know the opening and where it begins
+//!    before it writes its first span.
 //! 4. The new opening is higher than any that a member of the record knows, and so than any that wrote a span.
 
 use alloc::collections::BTreeMap;
+use core::fmt;
+
+use thiserror::Error;
 
 use super::message::{Change, Copy, Message};
 use super::record::{GroupRecord, Nodes, Phase};
@@ -61,7 +65,74 @@ pub enum Step {
         head: Point,
     },
     /// The group is another one's, or this node's copy cannot be its log.
-    Stopped,
+    Stopped(Stop),
+}
+
+/// Why a takeover stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
+pub enum Stop {
+    /// Somebody takes the group in a higher epoch.
+    #[error(
+        "a member has promised epoch {promised}, and this takeover is of epoch {epoch}: another node takes the group, or has it; leave it to that one, or begin another takeover"
+    )]
+    Fenced {
+        /// What the member has promised.
+        promised: u64,
+        /// In which this node takes the group.
+        epoch: u64,
+    },
+    /// The record is another one by now.
+    #[error(
+        "the record of the group was replaced by revision {revision} meanwhile: see there who has the group; if nobody has it, begin another takeover"
+    )]
+    Record {
+        /// Its revision.
+        revision: u64,
+    },
+    /// This node's own copy is not whole, or is not that of the member that the record names.
+    #[error(
+        "this node's copy of the log is not whole, or was brought up for another record than the one that names it: make another member the candidate; this one joins then"
+    )]
+    OwnNotWhole,
+    /// All have answered, and too few copies are whole.
+    #[error(
+        "{whole} of the members have promised with a whole copy, and a takeover needs {needed}: have more of them start, with their media, and begin another takeover"
+    )]
+    TooFew {
+        /// Members that have promised with a whole copy.
+        whole: usize,
+        /// How many it takes.
+        needed: usize,
+    },
+    /// The log of this node ends before the highest tail.
+    #[error(
+        "this node's log ends at block {own} and the group's log begins at block {tail}, and what lies between is in nobody's log any more: make one of these the candidate: {}",
+        Listed(.could)
+    )]
+    OwnLacks {
+        /// Where the own log ends, in blocks.
+        own: u64,
+        /// Where the log of the group begins, in blocks.
+        tail: u64,
+        /// Members that could take the group.
+        could: Nodes,
+    },
+    /// No higher number is left for an opening.
+    #[error("the numbers of openings are used up: make a new volume and copy the data there")]
+    NoOpening,
+}
+
+/// Nodes for a sentence.
+struct Listed<'a>(&'a Nodes);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, node) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(f, "{comma}{node}")?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -163,7 +234,10 @@ impl Takeover {
         let answer = self.answers.get_mut(&from)?;
         match (message, answer.link) {
             (Message::Fenced { promised }, _) if *promised > self.record.epoch => {
-                self.step = Step::Stopped;
+                self.step = Step::Stopped(Stop::Fenced {
+                    promised: *promised,
+                    epoch: self.record.epoch,
+                });
             }
             (Message::Promised(copy), Link::Asked { is_sent: true })
                 if copy.promised == self.record.epoch =>
@@ -180,7 +254,7 @@ impl Takeover {
                     self.own = copy.head;
                     let joined = self.record.config.members.joined(from);
                     if !copy.is_whole || joined != Some(copy.joined) {
-                        self.step = Step::Stopped;
+                        self.step = Step::Stopped(Stop::OwnNotWhole);
                     }
                 }
             }
@@ -188,9 +262,8 @@ impl Takeover {
                 let durable = (*durable).min(answer.sent.position);
                 answer.durable = answer.durable.max(durable);
             }
-            (Message::Named { tail, incarnation }, Link::Open) => {
-                let named = (*tail, *incarnation);
-                answer.is_named = named == (self.change.tail.position, self.change.incarnation);
+            (Message::Named { number }, Link::Open) if answer.is_told => {
+                answer.is_named = *number == self.change.number;
             }
             (Message::LogData(span), Link::Open) if self.reads == Some((from, span.start)) => {
                 self.reads = None;
@@ -230,26 +303,48 @@ impl Takeover {
         if self.step != Step::Gathers || !self.has_enough() {
             return;
         }
-        let heads = self.whole().map(|(_, copy)| copy.head);
-        let longest = heads.max_by_key(|head| head.position);
-        let tails = self.whole().map(|(_, copy)| copy.tail);
-        let tail = tails.max_by_key(|tail| tail.position);
-        let copies = self.answers.values().filter_map(|answer| answer.copy);
-        let known = copies.map(|copy| copy.incarnation).max();
-        let (Some(up_to), Some(tail), Some(incarnation)) =
-            (longest, tail, known.and_then(|known| known.checked_add(1)))
-        else {
-            self.step = Step::Stopped;
-            return;
-        };
-        self.change = Change { tail, incarnation };
-        // What lies before the tail is not to be had from anybody: another one of those that promised has to take it.
-        self.step = if self.own.position < tail.position {
-            Step::Stopped
-        } else {
-            Step::Fetches { up_to }
+        self.step = match self.choose() {
+            Ok(up_to) => Step::Fetches { up_to },
+            Err(stop) => Step::Stopped(stop),
         };
         self.go_on();
+    }
+
+    /// Choose the log and what superblocks shall say, of the copies of those that promised. Returns where the log ends.
+    fn choose(&mut self) -> Result<Point, Stop> {
+        let heads = self.whole().map(|(_, copy)| copy.head);
+        let up_to = heads.max_by_key(|head| head.position).unwrap_or(self.own);
+        let tails = self.whole().map(|(_, copy)| (copy.tail, copy.sync_points));
+        let (tail, sync_points) = tails
+            .max_by_key(|(tail, sync_points)| (tail.position, *sync_points))
+            .unwrap_or_default();
+        let is_unflushed = self.whole().any(|(_, copy)| copy.is_unflushed);
+        let copies = self.answers.values().filter_map(|answer| answer.copy);
+        let known = copies.map(|copy| copy.incarnation).max().unwrap_or(0);
+        let incarnation = known.checked_add(1).ok_or(Stop::NoOpening)?;
+        for answer in self.answers.values_mut() {
+            (answer.is_told, answer.is_named) = (false, false);
+        }
+        self.change = Change {
+            number: self.change.number + 1,
+            tail,
+            sync_points,
+            incarnation,
+            opens_at: up_to.position,
+            is_unflushed,
+        };
+        if self.own.position < tail.position {
+            // What lies before the tail is not to be had from anybody.
+            let reaches = |(_, copy): &(Member, &Copy)| copy.head.position >= tail.position;
+            return Err(Stop::OwnLacks {
+                own: self.own.position,
+                tail: tail.position,
+                could: (self.whole().filter(reaches))
+                    .map(|(member, _)| member)
+                    .collect(),
+            });
+        }
+        Ok(up_to)
     }
 
     /// Who is not level yet is left out.
@@ -272,14 +367,43 @@ impl Takeover {
 
     fn is_level(&self, member: Member, head: Point) -> bool {
         let answer = self.answers.get(&member);
-        answer.is_some_and(|answer| answer.is_named && answer.durable >= head.position)
+        answer.is_some_and(|answer| {
+            // One that says of itself, when it is reached again, that it ends elsewhere is not.
+            let ends_there = member == self.me || answer.sent == head;
+            ends_there && answer.is_named && answer.durable >= head.position
+        })
+    }
+
+    /// Go on if everybody has promised, and begin again if nobody reaches as far any more as what is fetched.
+    fn gather(&mut self) {
+        if let Step::Fetches { up_to } = self.step
+            && !self.whole().any(|(_, copy)| copy.head == up_to)
+            && self.own != up_to
+        {
+            self.step = Step::Gathers;
+            for answer in self.answers.values_mut() {
+                // Who answered too late is asked again.
+                if let (Link::Asked { is_sent }, None) = (&mut answer.link, answer.copy) {
+                    *is_sent = false;
+                }
+            }
+        }
+        if self.step != Step::Gathers || self.answers.values().any(|answer| answer.copy.is_none()) {
+            return;
+        }
+        if self.has_enough() {
+            self.end_gathering();
+        } else {
+            self.step = Step::Stopped(Stop::TooFew {
+                whole: self.whole().count(),
+                needed: self.record.config.promises_to_take(),
+            });
+        }
     }
 
     /// Go on if everybody has what a step waits for.
     pub fn go_on(&mut self) {
-        if self.step == Step::Gathers && self.answers.values().all(|answer| answer.copy.is_some()) {
-            self.end_gathering();
-        }
+        self.gather();
         if let Step::Fetches { up_to } = self.step
             && self.own == up_to
         {
@@ -292,60 +416,64 @@ impl Takeover {
         }
     }
 
-    /// The next message to send, of this node's log; one to itself is for its own copy. `head` is where that ends,
-    /// durable or not.
-    pub fn next_message(&mut self, log: &impl Spans, head: Point) -> Option<(Member, Message)> {
-        if self.step == Step::Stopped {
+    /// Whom there may be a message for; one to this node is for its own copy.
+    pub fn members(&self) -> impl Iterator<Item = Member> {
+        self.answers.keys().copied()
+    }
+
+    /// The next message to send to a member, of this node's log, which ends at `head`, durable or not. It counts as sent:
+    /// it is asked for while the link has room.
+    pub fn next_message(&mut self, to: Member, log: &impl Spans, head: Point) -> Option<Message> {
+        if matches!(self.step, Step::Stopped(_)) {
             return None;
         }
         let floor = self.record.floor;
-        for (member, answer) in &mut self.answers {
-            if let Link::Asked { is_sent } = &mut answer.link
-                && !core::mem::replace(is_sent, true)
-            {
-                return Some((*member, Message::Promise { floor }));
-            }
+        let answer = self.answers.get_mut(&to)?;
+        if let Link::Asked { is_sent } = &mut answer.link {
+            return (!core::mem::replace(is_sent, true)).then_some(Message::Promise { floor });
         }
         match self.step {
+            // Its own ring may have no room for what is fetched before its tail has moved.
+            Step::Fetches { .. } if to == self.me => self.next_change(to),
             Step::Fetches { up_to } if head != up_to && self.reads.is_none() => {
-                let is_open = |member| {
-                    self.answers
-                        .get(&member)
-                        .is_some_and(|a| a.link == Link::Open)
-                };
-                let sources = self.whole().filter(|(_, copy)| copy.head == up_to);
-                let mut sources = sources.map(|(member, _)| member);
-                let from = sources.find(|member| is_open(*member));
-                drop(sources);
-                let from = from?;
-                self.reads = Some((from, head));
-                Some((from, Message::ReadLog { after: head }))
+                let is_source =
+                    |(member, copy): (Member, &Copy)| member == to && copy.head == up_to;
+                if answer.link != Link::Open || !self.whole().any(is_source) {
+                    return None;
+                }
+                self.reads = Some((to, head));
+                Some(Message::ReadLog { after: head })
             }
-            Step::Levels { head } => self.next_levelling(log, head),
+            Step::Levels { head } => {
+                let is_whole = self.whole().any(|(member, _)| member == to);
+                if !is_whole {
+                    return None;
+                }
+                self.next_change(to)
+                    .or_else(|| self.next_span(to, log, head))
+            }
             _ => None,
         }
     }
 
-    fn next_levelling(&mut self, log: &impl Spans, head: Point) -> Option<(Member, Message)> {
-        let (me, change) = (self.me, self.change);
-        let members = &self.record.config.members;
-        let mut open = (self.answers.iter_mut()).filter(|(member, answer)| {
-            let joined = members.joined(**member);
-            let is_source = |copy: Copy| copy.is_whole && joined == Some(copy.joined);
-            answer.link == Link::Open && answer.copy.is_some_and(is_source)
-        });
-        open.find_map(|(member, answer)| {
-            if *member != me && answer.sent != head {
-                let next = log.span_after(answer.sent.position)?;
-                if next.start != answer.sent {
-                    return None;
-                }
-                answer.sent = next.end;
-                return Some((*member, Message::Append(next)));
-            }
-            let is_told = core::mem::replace(&mut answer.is_told, true);
-            (!is_told).then_some((*member, Message::Superblock(change)))
-        })
+    fn next_change(&mut self, to: Member) -> Option<Message> {
+        let answer = self.answers.get_mut(&to)?;
+        let is_open = answer.link == Link::Open;
+        let is_told = is_open && core::mem::replace(&mut answer.is_told, true);
+        (is_open && !is_told).then_some(Message::Superblock(self.change))
+    }
+
+    fn next_span(&mut self, to: Member, log: &impl Spans, head: Point) -> Option<Message> {
+        let answer = self.answers.get_mut(&to)?;
+        if to == self.me || answer.link != Link::Open || answer.sent == head {
+            return None;
+        }
+        let next = log.span_after(answer.sent.position)?;
+        if next.start != answer.sent {
+            return None;
+        }
+        answer.sent = next.end;
+        Some(Message::Append(next))
     }
 
     /// The record to ask the store for, which takes the place of the one that named this node the candidate.
@@ -395,7 +523,11 @@ impl Takeover {
                     *is_asked = false;
                 }
             }
-            _ => self.step = Step::Stopped,
+            _ => {
+                self.step = Step::Stopped(Stop::Record {
+                    revision: seen.revision,
+                });
+            }
         }
     }
 
@@ -405,5 +537,183 @@ impl Takeover {
             assert!(record.config.members.contains(self.me));
             assert!(record.config.members.are_among(&self.record.config.members));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::super::record::{AckLevel, Config, Seat};
+    use super::super::replica::{Replica, Superblock};
+    use super::*;
+
+    const ME: Member = Member(0);
+
+    /// This node takes a group of three, whose commits are of two.
+    fn takeover() -> Takeover {
+        let seats = (0..3).map(|node| Seat {
+            member: Member(node),
+            joined: 1,
+        });
+        let config = Config {
+            members: seats.collect(),
+            replicas: 3,
+            ack: AckLevel::Majority,
+        };
+        let record = GroupRecord::first(Member(1), config, Nodes::new()).taking(ME);
+        Takeover::new(ME, record)
+    }
+
+    fn point(position: u64) -> Point {
+        Point {
+            position,
+            chain: position * 10,
+        }
+    }
+
+    fn copy(tail: u64, head: u64) -> Copy {
+        Copy {
+            promised: 2,
+            head: point(head),
+            tail: point(tail),
+            sync_points: tail,
+            incarnation: 4,
+            is_unflushed: false,
+            joined: 1,
+            is_whole: true,
+        }
+    }
+
+    fn log() -> Replica {
+        Replica::new(Superblock::new(true), 64, [])
+    }
+
+    fn promise(takeover: &mut Takeover, from: u16, copy: Copy) {
+        let from = Member(from);
+        takeover.connected(from);
+        let floor = Point::default();
+        let asked = takeover.next_message(from, &log(), point(0));
+        assert_eq!(asked, Some(Message::Promise { floor }));
+        takeover.receive(from, &Message::Promised(copy));
+        takeover.check_invariants();
+    }
+
+    fn stop(takeover: &Takeover) -> Stop {
+        match takeover.step() {
+            Step::Stopped(stop) => stop.clone(),
+            step => panic!("{step:?}"),
+        }
+    }
+
+    #[test]
+    fn change_is_of_the_highest_tail_and_of_any_unflushed_mark() {
+        let mut takeover = takeover();
+        let unflushed = Copy {
+            is_unflushed: true,
+            ..copy(0, 3)
+        };
+        promise(&mut takeover, 0, copy(0, 3));
+        promise(&mut takeover, 1, unflushed);
+        promise(&mut takeover, 2, copy(2, 5));
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Fetches { up_to: point(5) });
+        let change = Change {
+            number: 1,
+            tail: point(2),
+            sync_points: 2,
+            incarnation: 5,
+            opens_at: 5,
+            is_unflushed: true,
+        };
+        assert_eq!(takeover.change(), change);
+        // Its own tail moves at once; what it lacks comes from who has it.
+        let mut next = |to, head| takeover.next_message(Member(to), &log(), point(head));
+        assert_eq!(next(0, 3), Some(Message::Superblock(change)));
+        assert_eq!(next(1, 3), None);
+        assert_eq!(next(2, 3), Some(Message::ReadLog { after: point(3) }));
+    }
+
+    #[test]
+    fn candidate_that_lacks_what_has_gone_names_who_could_take_the_group() {
+        let mut takeover = takeover();
+        promise(&mut takeover, 0, copy(0, 1));
+        promise(&mut takeover, 1, copy(0, 2));
+        promise(&mut takeover, 2, copy(2, 5));
+        takeover.go_on();
+        let could = [Member(1), Member(2)].into();
+        let lacks = Stop::OwnLacks {
+            own: 1,
+            tail: 2,
+            could,
+        };
+        assert_eq!(stop(&takeover), lacks);
+        assert!(lacks.to_string().ends_with("the candidate: node 1, node 2"));
+        assert_eq!(takeover.next_message(Member(1), &log(), point(1)), None);
+    }
+
+    #[test]
+    fn candidate_stops_when_all_have_answered_and_too_few_are_whole() {
+        let mut takeover = takeover();
+        let lost = Copy {
+            is_whole: false,
+            ..copy(0, 0)
+        };
+        promise(&mut takeover, 0, copy(0, 1));
+        promise(&mut takeover, 1, lost);
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Gathers);
+        promise(&mut takeover, 2, lost);
+        takeover.go_on();
+        let few = Stop::TooFew {
+            whole: 1,
+            needed: 2,
+        };
+        assert_eq!(stop(&takeover), few);
+    }
+
+    #[test]
+    fn candidate_gathers_anew_when_the_longest_log_is_lost() {
+        let mut takeover = takeover();
+        promise(&mut takeover, 0, copy(0, 3));
+        promise(&mut takeover, 2, copy(0, 5));
+        takeover.end_gathering();
+        assert_eq!(*takeover.step(), Step::Fetches { up_to: point(5) });
+        takeover.disconnected(Member(2));
+        let lost = Copy {
+            is_whole: false,
+            ..copy(0, 0)
+        };
+        promise(&mut takeover, 2, lost);
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Gathers);
+        promise(&mut takeover, 1, copy(0, 3));
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Levels { head: point(3) });
+        assert_eq!(takeover.change().number, 2, "it replaces the first choice");
+    }
+
+    #[test]
+    fn candidate_stops_for_a_higher_epoch_another_record_or_a_copy_that_is_not_its_own() {
+        let mut fenced = takeover();
+        fenced.receive(Member(1), &Message::Fenced { promised: 7 });
+        let higher = Stop::Fenced {
+            promised: 7,
+            epoch: 2,
+        };
+        assert_eq!(stop(&fenced), higher);
+
+        let mut replaced = takeover();
+        let record = replaced.record.taking(Member(2));
+        replaced.seen(&record);
+        assert_eq!(stop(&replaced), Stop::Record { revision: 3 });
+
+        let mut other = takeover();
+        let joined = Copy {
+            joined: 9,
+            ..copy(0, 1)
+        };
+        promise(&mut other, 0, joined);
+        assert_eq!(stop(&other), Stop::OwnNotWhole);
     }
 }

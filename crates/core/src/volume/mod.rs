@@ -416,6 +416,10 @@ impl Volume {
             }
         } else if op.is_of_log() {
             self.health.log_answered(&mut self.port);
+            if matches!(result, Err(IoError::Fenced)) {
+                // Its group is another node's.
+                self.fence(cx);
+            }
         }
         if result.is_ok() {
             self.reads
@@ -640,6 +644,7 @@ impl Volume {
             }
             // It says something to somebody: to leave it out would be to lose it.
             Found::Record(found) => record = record.or(Some(found.span)),
+            Found::Span(_) => {}
             Found::Done => whole = true,
         });
         if runs > 0 {

@@ -10,12 +10,13 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::io::{Request, SectorRange};
 use hdcs_core::base::limits::BLOCK_BYTES;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_VERSION};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_SUPERBLOCKS, LOG_VERSION, LogSuperblock};
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::io::{Ask, SnapshotName};
 use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::{Event, Persist, VolumeConfig};
 use hdcs_kit::bucket::{Bucket, Objects};
+use hdcs_kit::copies;
 use hdcs_kit::volume::World;
 
 /// What of the log is kept: both superblocks and the first blocks of the ring.
@@ -51,12 +52,32 @@ fn write_every_kind(world: &mut World) {
     world.write(64, &[3; 2 * BLOCK_BYTES]);
 }
 
+/// The copy of a group's log, which was cut where it begins: all blocks of the ring that are kept are of void spans.
+fn world_of_group() -> World {
+    let mut world = World::new(Persist::OnWrite);
+    // Nothing is destaged, so the log does not begin later.
+    world.backend_silent = Some(Vec::new());
+    for block in 0..6 {
+        world.write(block * 8, &[0xee; BLOCK_BYTES]);
+    }
+    copies::cut(&mut world.log, 0);
+    world.backend_silent = None;
+    world.reopen();
+    world
+}
+
 #[test]
 fn golden_log_is_still_written_the_same() {
     for version in 1..=LOG_VERSION {
-        let mut world = World::new(Persist::OnWrite);
+        let mut world = match version {
+            1 => World::new(Persist::OnWrite),
+            _ => world_of_group(),
+        };
         write_every_kind(&mut world);
-        assert_eq!(u16::from(world.log[RING_START + 8]), version);
+        for index in 0..LOG_SUPERBLOCKS {
+            let at = LogSuperblock::offset_of(index) as usize;
+            assert_eq!(u16::from(world.log[at + 8]), version);
+        }
         let path = image_path(version);
         if std::env::var_os("HDCS_UPDATE").is_some() {
             std::fs::write(&path, &world.log[..KEPT_BYTES]).unwrap();

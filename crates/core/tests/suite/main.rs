@@ -4,6 +4,7 @@ mod golden;
 
 mod log {
     mod compression;
+    mod cut;
     mod end_mark;
     mod evidence;
     mod replay;

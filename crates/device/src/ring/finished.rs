@@ -24,6 +24,18 @@ pub enum Owner {
     Send(u32),
     /// The listener in this slot.
     Listener(u32),
+    /// The copy of a replicated log in this slot, on its device.
+    Copy(u32),
+    /// Copies that are being opened.
+    Copies,
+    /// Where other nodes connect.
+    LinkListener,
+    /// Connecting, for the link in this slot.
+    LinkConnect(u32),
+    /// Receiving on the link in this slot.
+    LinkReceive(u32),
+    /// Sending on the link in this slot.
+    LinkSend(u32),
     /// Work of the shard itself.
     Shard,
 }
@@ -37,6 +49,8 @@ pub enum Outcome {
     Count(Result<usize, Errno>),
     /// A connection came in, or accepting failed.
     Accepted(Result<OwnedFd, Errno>),
+    /// A socket was connected, or could not be.
+    Connected(Result<(), Errno>),
     /// A job of the worker.
     Job(JobOutput),
     /// A descriptor has something to read, or cannot be waited for.

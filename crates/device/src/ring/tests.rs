@@ -59,6 +59,39 @@ fn ring_tells_when_something_can_be_read() {
 }
 
 #[test]
+fn ring_connects_and_says_if_it_cannot() {
+    use std::net::TcpListener;
+
+    let mut ring = ring(4, Submit::Batch, false);
+    let mut connect = |address: SocketAddr| {
+        let family = match address {
+            SocketAddr::V4(_) => libc::AF_INET,
+            SocketAddr::V6(_) => libc::AF_INET6,
+        };
+        // SAFETY: a system call without memory, and a descriptor that it has just made.
+        let socket = unsafe {
+            let socket = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+            OwnedFd::from_raw_fd(socket)
+        };
+        ring.connect(OWNER, socket.as_raw_fd(), address);
+        let ended = ended(&mut ring, 1).pop().unwrap();
+        match ended.outcome {
+            Outcome::Connected(result) => result,
+            other => panic!("{other:?}"),
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    assert_eq!(connect(address), Ok(()));
+    drop(listener);
+    assert_eq!(connect(address), Err(Errno(libc::ECONNREFUSED)));
+    // A machine without this protocol has none that listens.
+    if let Ok(listener) = TcpListener::bind("[::1]:0") {
+        assert_eq!(connect(listener.local_addr().unwrap()), Ok(()));
+    }
+}
+
+#[test]
 fn ring_counts_calls_and_completions() {
     let mut ring = ring(4, Submit::Batch, false);
     let before = ring.counts();

@@ -306,6 +306,9 @@ fn spans_pass_whole_and_in_order(make: &mut Make<'_>) {
         let marks = Marks {
             durable: position,
             committed: position - 2,
+            chain_before: position + 7,
+            chain: position + 9,
+            incarnation: 3,
         };
         // A gap, as where a log begins its next lap.
         position += seed as u64 % 2;
@@ -344,6 +347,7 @@ fn spans_pass_whole_and_in_order(make: &mut Make<'_>) {
         let marks = Marks {
             durable: position,
             committed: position,
+            ..Marks::default()
         };
         pair.one
             .connection
@@ -510,6 +514,7 @@ fn ask(meta: &[u8], into: Option<BufMut>) -> Ask<'_> {
         meta,
         payload: &[],
         into,
+        room_bytes: 0,
         deadline: Nanos::from_millis(5000),
     }
 }
@@ -595,6 +600,23 @@ fn requests_are_answered_in_place(make: &mut Make<'_>) {
         large.unwrap_err().error,
         SendError::TooLarge { part: "meta", .. }
     ));
+    // More than one buffer holds, into memory of the asker's pool.
+    let number = pair.one.connection.request(Ask {
+        room_bytes: WIRE_SPAN_BYTES_MAX,
+        ..ask(&[], None)
+    });
+    let number = number.unwrap();
+    assert_eq!(asking(&mut pair).room_bytes as usize, WIRE_SPAN_BYTES_MAX);
+    let data = parts(&pair, WIRE_SPAN_BYTES_MAX / BLOCK_BYTES, 5);
+    let connection = &mut pair.two.connection;
+    connection.answer(number, 77, &[], &data).unwrap();
+    let answer = answered(&mut pair);
+    assert!(answer.into.is_none() && answer.payload_bytes == WIRE_SPAN_BYTES_MAX);
+    assert!(
+        joined(&answer.payload) == joined(&data),
+        "an answer is altered"
+    );
+    drop((answer, data));
     // The other way at the same time.
     let forth = pair.one.connection.request(ask(b"forth", None)).unwrap();
     let back = pair.two.connection.request(ask(b"back", None)).unwrap();

@@ -88,6 +88,9 @@ impl Link {
         let room = match head.kind {
             Kind::Append => {
                 let marks = body::<AppendMarks>(&front.meta)?;
+                if marks.reserved != [0; 24] {
+                    return Err(self.frame_error(FrameError::Field("reserved")));
+                }
                 let fate = self.receiving.appending(&head, &marks);
                 match fate.map_err(|error| self.violation(error))? {
                     Fate::Take => None,
@@ -116,7 +119,7 @@ impl Link {
             }
             Some(Room::Nowhere) => self.intake.take(front, Pieces::new()),
             // The next turn of the loop looks for memory.
-            None => self.intake.wait(front),
+            Some(Room::Pool) | None => self.intake.wait(front),
         }
         Ok(())
     }
@@ -267,6 +270,7 @@ impl Link {
             self.events.push_back(Event::Span(Span {
                 stream: head.stream,
                 epoch: head.epoch,
+                follows: head.number,
                 position: head.position,
                 marks,
                 parts: frozen(pieces),
@@ -314,12 +318,19 @@ impl Link {
     fn on_answer(&mut self, head: &Head, meta: Box<[u8]>, mut pieces: Pieces) -> Result<(), Why> {
         let answered = self.asking.answered(head);
         let answered = answered.map_err(|error| self.violation(error))?;
-        if let Reply::Awaited(into) = answered {
+        if let Reply::Awaited { into, has_buffer } = answered {
+            // What came into a buffer of the asker's is in one piece.
+            let into = if has_buffer {
+                pieces.pop().or(into)
+            } else {
+                into
+            };
             self.events.push_back(Event::Answered(Answer {
                 number: head.number,
                 code: head.code,
                 meta,
-                into: pieces.pop().or(into),
+                into,
+                payload: frozen(pieces),
                 payload_bytes: head.payload_bytes as usize,
                 checksum: head.payload_checksum,
             }));

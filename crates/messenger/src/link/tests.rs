@@ -113,11 +113,7 @@ impl Wire {
             number: follows,
             ..Head::new(Kind::Append)
         };
-        let marks = AppendMarks {
-            durable: 0.into(),
-            committed: 0.into(),
-            reserved: [0; 16],
-        };
+        let marks = AppendMarks::from(Marks::default());
         let frame = Frame::with(head, &marks);
         let mut bytes = vec![0; blocks * BLOCK_BYTES];
         fill(&mut bytes, position);
@@ -157,6 +153,7 @@ impl Wire {
                     meta: &[],
                     payload: &[],
                     into: None,
+                    room_bytes: 0,
                     deadline: self.now,
                 })
                 .unwrap_err()
@@ -317,11 +314,7 @@ fn span_that_is_damaged_never_reaches_the_node() {
         number: 53,
         ..Head::new(Kind::Append)
     };
-    let marks = AppendMarks {
-        durable: 0.into(),
-        committed: 0.into(),
-        reserved: [0; 16],
-    };
+    let marks = AppendMarks::from(Marks::default());
     let meta = Frame::with(head, &marks).meta;
     let frame = Frame::new(head, meta, vec![buf]);
     bytes[5000] ^= 1;
@@ -438,6 +431,7 @@ fn request_ends_even_if_its_answer_is_a_violation() {
         meta: b"x",
         payload: &[],
         into: None,
+        room_bytes: 0,
         deadline: Nanos::from_millis(1000),
     });
     let number = number.unwrap();
@@ -463,6 +457,7 @@ fn answer_that_comes_twice_is_a_violation() {
         meta: b"x",
         payload: &[],
         into: None,
+        room_bytes: 0,
         deadline: Nanos::from_millis(1000),
     });
     let number = number.unwrap();
@@ -522,6 +517,7 @@ fn silent_peer_is_given_up_while_requests_time_out() {
         meta: &[],
         payload: &[],
         into: None,
+        room_bytes: 0,
         deadline: ping_deadline,
     });
     let number = asked.unwrap();
@@ -676,6 +672,7 @@ fn ping_waits_behind_no_queue() {
             meta: &[],
             payload: std::slice::from_ref(&payload),
             into: None,
+            room_bytes: 0,
             deadline: Nanos(u64::MAX),
         });
         asked.unwrap();

@@ -20,6 +20,7 @@ pub(crate) fn entry(name: &str, number: u32) -> Entry {
         home: None,
         pins: Vec::new(),
         shard: None,
+        is_replicated: false,
         settings: BTreeMap::from([("persist".to_owned(), Value::Text("auto".to_owned()))]),
     }
 }

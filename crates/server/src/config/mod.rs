@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use cluster::Cluster;
 use hdcs_api::value::Value;
 use hdcs_core::base::codec::Method;
 use hdcs_core::base::limits::{
@@ -151,6 +152,9 @@ macro_rules! settings {
         }
     };
 }
+
+/// After the macro, which it uses.
+pub mod cluster;
 
 settings! {
     /// What belongs to the node as a whole.
@@ -390,6 +394,8 @@ pub struct Config {
     pub node: NodeSettings,
     /// What volumes have unless they were given something else.
     pub volume: VolumeSettings,
+    /// The cluster that it is a node of; none: it is alone.
+    pub cluster: Option<Cluster>,
     /// The keys that were set.
     given: BTreeSet<String>,
 }
@@ -421,11 +427,16 @@ impl Config {
             }
         })?;
         let mut config = Self::default();
+        let at = |source| ConfigError::Key {
+            path: path.to_owned(),
+            source,
+        };
         for (key, value) in &table {
-            config.set(key, value).map_err(|source| ConfigError::Key {
-                path: path.to_owned(),
-                source,
-            })?;
+            if key == cluster::SECTION {
+                config.cluster = Some(Cluster::parse(value).map_err(at)??);
+                continue;
+            }
+            config.set(key, value).map_err(at)?;
         }
         let processors = config.node.shard_processor.numbers().len();
         if config.node.shards.is_auto() && processors > 0 {
@@ -551,6 +562,14 @@ impl Config {
         for (title, keys) in [
             ("Of the node", NodeSettings::keys()),
             ("Of volumes", VolumeSettings::keys()),
+            (
+                "Of a fixed cluster: `[cluster]`",
+                cluster::ClusterSettings::keys(),
+            ),
+            (
+                "Of each of its nodes: `[cluster.nodes.NAME]`",
+                cluster::NodeEntry::keys(),
+            ),
         ] {
             text.push_str("\n### ");
             text.push_str(title);
@@ -560,6 +579,8 @@ impl Config {
                     format!("`{}`", key.name),
                     if BY_MACHINE.contains(&key.name) {
                         "by the machine".to_owned()
+                    } else if cluster::NEEDED.contains(&key.name) {
+                        "must be given".to_owned()
                     } else {
                         format!("`{}`", key.default)
                     },

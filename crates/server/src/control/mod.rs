@@ -30,6 +30,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 pub use description::openapi;
 use hdcs_api::events::{Event, Outcome};
+use hdcs_api::groups::{Group, TakeOver};
 use hdcs_api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
     Detached, ErrorKind, EventQuery, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, Reloaded,
@@ -484,6 +485,35 @@ async fn cancel_scrub(State(node): Shared, Path(name): Path<String>) -> Answer<(
     Ok(Json(node.cancel_scrub(&name)?))
 }
 
+/// The groups of the cluster, by the names of their volumes. A node that is in no cluster has none to list.
+#[utoipa::path(get, path = "/v1/groups",
+    responses((status = 200, body = Vec<Group>),
+        (status = 409, description = "This node is in no cluster.", body = ApiError)))]
+async fn list_groups(State(node): Shared) -> Answer<Vec<Group>> {
+    Ok(Json(node.groups.list().await?))
+}
+
+/// The group of a volume, whether this node has a part in it or not.
+#[utoipa::path(get, path = "/v1/groups/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = Group), (status = 404, body = ApiError),
+        (status = 409, description = "This node is in no cluster.", body = ApiError)))]
+async fn get_group(State(node): Shared, Path(name): Path<String>) -> Answer<Group> {
+    Ok(Json(node.groups.show(&name).await?))
+}
+
+/// Have this node, a member of the volume's group, become its primary.
+#[utoipa::path(post, path = "/v1/volumes/{name}/takeover", params(("name" = String, Path)),
+    request_body = TakeOver,
+    responses((status = 200, body = Group), (status = 404, body = ApiError),
+        (status = 409, body = ApiError)))]
+async fn take_over_volume(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<TakeOver>,
+) -> Answer<Group> {
+    detached(async move { node.groups.take_over(&name, request).await }).await
+}
+
 /// What was done, refused and seen: the newest events, or those after a number, in order.
 #[utoipa::path(get, path = "/v1/events", params(EventQuery),
     responses((status = 200, body = Vec<Event>)))]
@@ -550,6 +580,9 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(warm_from))
         .routes(routes!(check_volume))
         .routes(routes!(scrub_volume, cancel_scrub))
+        .routes(routes!(list_groups))
+        .routes(routes!(get_group))
+        .routes(routes!(take_over_volume))
         .routes(routes!(list_events))
         .routes(routes!(get_metrics))
         .routes(routes!(get_openapi))

@@ -38,12 +38,15 @@ use hdcs_frontend::access::Peer;
 use hdcs_frontend::nbd::tls::{self, Certificates};
 use hdcs_frontend::nbd::{NbdConfig, NbdSession};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
-use super::node::{Node, lock};
+use super::node::{Node, lock, run_groups};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
+use crate::cluster::joining::{JoinError, join};
+use crate::cluster::records::RecordStore;
 use crate::config::budget::Budget;
 use crate::config::machine::{self, Machine};
 use crate::config::value::Listen;
@@ -53,6 +56,7 @@ use crate::events::{Events, Recorder};
 use crate::log_limit::LogLimit;
 use crate::shard::cache_place::CachePlace;
 use crate::shard::command::{Command, SessionFactory, Transport};
+use crate::shard::groups::GroupEvent;
 use crate::shard::places::Places;
 use crate::shard::{
     self, ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, CacheDevice, ConnectionLimits, Peers, SendError,
@@ -102,6 +106,9 @@ pub enum ServeError {
     /// The control plane failed.
     #[error("{0}")]
     Control(#[from] ApiError),
+    /// The node cannot speak with others of its cluster.
+    #[error("cannot join the cluster: {0}")]
+    Join(#[from] JoinError),
     /// The operating system refused something that every daemon needs.
     #[error("cannot run: {what}: {source}")]
     System {
@@ -183,6 +190,8 @@ struct Listeners {
     metrics: Option<TcpListener>,
     certificates: Option<Arc<Certificates>>,
     shards: Arc<Shards>,
+    /// What the first shard tells of copies, of a node in a cluster.
+    groups: Option<UnboundedReceiver<GroupEvent>>,
 }
 
 impl Listeners {
@@ -298,6 +307,11 @@ fn prepare(
     events: &Events,
 ) -> Result<(Arc<Node>, Listeners, Threads), ServeError> {
     let certificates = certificates(&config.node)?;
+    if let Some(cluster) = &config.cluster {
+        // What is wrong with the directory is better known now than when a group has to be taken.
+        RecordStore::open(&cluster.records, cluster.own.member)
+            .map_err(|error| ServeError::Config(ConfigError::Relation(error.to_string())))?;
+    }
     let layout = lock(dir).layout().clone();
     let nbd = bind_nbd(&config.node, &layout)?;
     let control = bind_unix(&layout.control_socket(), true)?;
@@ -308,10 +322,19 @@ fn prepare(
         // A cache that is left out misses what is written now: what it holds must never count again.
         lock(dir).renew_cache_uuid()?;
     }
+    let joined = match &config.cluster {
+        Some(cluster) => Some(join(cluster, lock(dir).count_run()?)?),
+        None => None,
+    };
     let memory = Share::of_shards(budget.volumes_bytes, budget.shards);
     let recorder = events.recorder();
     let shard_configs = shard_configs(&config.node, &budget, dir, &memory, &recorder);
     let (shards, threads) = shard::start_all(shard_configs)?;
+    let groups = joined.map(|(config, told)| {
+        // The first shard takes what it is sent first.
+        taken(shards.send(Command::JoinCluster(Box::new(config))));
+        told
+    });
     let listen = nbd.iter().map(|bound| bound.address.to_string()).collect();
     let node = Node::new(
         config,
@@ -329,6 +352,7 @@ fn prepare(
         metrics,
         certificates,
         shards,
+        groups,
     };
     Ok((Arc::new(node), listeners, threads))
 }
@@ -409,12 +433,16 @@ async fn serve(
         metrics,
         certificates,
         shards,
+        groups,
     } = listeners;
     let at = |what| move |source| ServeError::System { what, source };
     let names = tokio::select! {
         recovered = node.recover() => recovered?,
         () = told.times(1) => return finish(node, told, tokio::spawn(tick(Arc::clone(node), threads))).await,
     };
+    if let Some(groups) = groups {
+        tokio::spawn(run_groups(Arc::clone(node), groups));
+    }
     control
         .set_nonblocking(true)
         .map_err(at("control socket"))?;

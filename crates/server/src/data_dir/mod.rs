@@ -154,6 +154,14 @@ struct Identity {
     /// Numbers in the cache of what clones began as, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     origins: BTreeMap<String, u32>,
+    /// Runs of the node as one of a cluster.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    runs: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(runs: &u64) -> bool {
+    *runs == 0
 }
 
 /// Where things are below a data directory; holds no lock.
@@ -275,6 +283,7 @@ impl DataDir {
             cache: Uuid::new_v4(),
             next_volume_number: 1,
             origins: BTreeMap::new(),
+            runs: 0,
         });
         let mut this = Self {
             layout,
@@ -319,6 +328,13 @@ impl DataDir {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// The number of this run of the node among those as one of a cluster, durably.
+    pub fn count_run(&mut self) -> Result<u64, DataDirError> {
+        self.identity.runs += 1;
+        self.persist()?;
+        Ok(self.identity.runs)
     }
 
     /// Hand out a volume number that was never used, durably.

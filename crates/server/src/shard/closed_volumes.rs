@@ -25,7 +25,7 @@ const LOG_HANGS: &str = "the device of its write log has not answered since the 
 /// See the module.
 pub struct ClosedVolume {
     volume: Volume,
-    log: Device,
+    log: Arc<Device>,
     /// Whether a superblock may be on its way to a place beside the log.
     keeps: bool,
     log_operations: usize,

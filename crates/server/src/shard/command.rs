@@ -21,17 +21,22 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
+use hdcs_core::replication::participant::Status;
+use hdcs_core::replication::record::GroupRecord;
 use hdcs_core::volume::sharing::GivenBack;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
 use hdcs_device::durability::DeviceCache;
+use hdcs_device::file::Device;
 use hdcs_frontend::access::{Allow, Peer};
 use hdcs_frontend::{OpeningId, Session, Unopened, VolumeNumber};
 use thiserror::Error;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
+use super::groups::{CopySpec, GroupsConfig};
 use super::log_space::LogSpace;
 use super::places::Place;
 use super::residents::Residence;
@@ -103,6 +108,10 @@ pub struct VolumeSpec {
     pub qos: Qos,
     /// The write log.
     pub log: DeviceRegion,
+    /// Whether other nodes have copies of that: it stands on this node's copy then, which is open.
+    pub is_replicated: bool,
+    /// The device of that copy, which the shard knows.
+    pub copy: Option<Arc<Device>>,
     /// Backend URL (`file:PATH`), filters included as options: `?delay_us=1000&error_rate=…`.
     pub backend: String,
     /// What the volume was made over, if that is known: something else is refused.
@@ -560,6 +569,18 @@ pub enum Command {
     VerifyHome(VolumeNumber, u64, Answer<hdcs_core::local::Verified>),
     /// Forget a deleted volume's cached blocks.
     Forget(VolumeNumber, Answer<()>),
+    /// Have copies of replicated logs, and speak with other nodes from now on.
+    JoinCluster(Box<GroupsConfig>),
+    /// Open the copy of a replicated log: it follows, and plays the part that records give it.
+    OpenCopy(Box<CopySpec>, Answer<()>),
+    /// Let go of the copy of a volume that is not open.
+    CloseCopy(Uuid, Answer<()>),
+    /// The store has this record of a volume's group.
+    SeeRecord(Uuid, Box<GroupRecord>),
+    /// It is not known how asking for a record ended; the one that was seen last is still there.
+    AskAgain(Uuid),
+    /// What may be known of the copy of a volume's log.
+    CopyStatus(Uuid, Answer<Status>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.
     Explain(String, Option<Unopened>),
     /// Counters and gauges.
@@ -601,7 +622,13 @@ impl Command {
             Self::Adopt(_) => Concern::Client,
             Self::EndRevoked => Concern::All,
             // One after the other, so that the last one counts.
-            Self::Explain(..) => Concern::Shared,
+            Self::Explain(..)
+            | Self::JoinCluster(_)
+            | Self::OpenCopy(..)
+            | Self::CloseCopy(..)
+            | Self::SeeRecord(..)
+            | Self::AskAgain(_)
+            | Self::CopyStatus(..) => Concern::Shared,
             Self::Forget(..) | Self::Follow(..) | Self::Report(_) | Self::Stop { .. } => {
                 Concern::Each
             }

@@ -22,6 +22,7 @@ use hdcs_core::volume::{Context, DurableWays, Event, Inherited, Phase, Volume, V
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::{Ending, VolumeNumber};
+use uuid::Uuid;
 
 use super::ciphered_log::CipheredLog;
 use super::clients::REVOKED;
@@ -30,6 +31,7 @@ use super::command::{
     SnapshotFailure, VolumeSpec,
 };
 use super::counts::{LoopReport, ThreadCounts};
+use super::groups::{self, Groups};
 use super::jobs::{Job, Move};
 use super::log_space;
 use super::opening::{Opened, not_replayed, open_files};
@@ -44,6 +46,7 @@ use crate::log_limit::LogLimit;
 
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
+const NO_COPY: &str = "this node has no copy of its log";
 /// Why nothing is begun any more.
 pub(super) const STOPPING: &str = "the node is stopping";
 
@@ -157,6 +160,28 @@ impl Shard {
                 };
                 tell(answer, result);
             }
+            Command::JoinCluster(config) => {
+                let groups = Groups::new(*config);
+                groups.accept(&mut self.state.ring);
+                self.state.groups = Some(groups);
+            }
+            Command::OpenCopy(spec, answer) => groups::open_copy(self, spec, answer),
+            Command::CloseCopy(volume, answer) => tell(answer, groups::close_copy(self, volume)),
+            Command::SeeRecord(volume, record) => {
+                if let Some(groups) = &mut self.state.groups {
+                    groups.see(self.state.now, volume, &record);
+                }
+            }
+            Command::AskAgain(volume) => {
+                if let Some(groups) = &mut self.state.groups {
+                    groups.ask_again(self.state.now, volume);
+                }
+            }
+            Command::CopyStatus(volume, answer) => {
+                let groups = self.state.groups.as_ref();
+                let status = groups.and_then(|groups| groups.status(volume));
+                tell(answer, status.ok_or_else(|| NO_COPY.to_owned()));
+            }
             Command::Explain(name, unopened) => self.state.directory.explain(name, unopened),
             Command::Report(answer) => {
                 let _ = answer.send(Box::new(self.report()));
@@ -189,7 +214,7 @@ impl Shard {
         }
     }
 
-    fn open(&mut self, spec: Box<VolumeSpec>, answer: Answer<OpenedAs, OpenFailure>) {
+    fn open(&mut self, mut spec: Box<VolumeSpec>, answer: Answer<OpenedAs, OpenFailure>) {
         let refuse = |answer, why: String| {
             tell(answer, Err(OpenFailure::new(Failure::Refused, why)));
         };
@@ -207,6 +232,11 @@ impl Shard {
         }
         if let Some(why) = self.state.closed_volumes.hindrance(&spec) {
             return refuse(answer, why.to_owned());
+        }
+        let copies = self.state.groups.as_ref();
+        spec.copy = copies.and_then(|groups| groups.device_of(Uuid::from_bytes(spec.config.uuid)));
+        if spec.is_replicated && spec.copy.is_none() {
+            return refuse(answer, NO_COPY.to_owned());
         }
         let (for_thread, durability) = (spec.clone(), self.config.durability);
         let measurements = Arc::clone(&self.config.measurements);
@@ -254,7 +284,7 @@ impl Shard {
         let mut config = spec.config;
         backend.set_compression(config.compression);
         tell_capabilities(&mut config, backend.capabilities());
-        let number = VolumeNumber(config.number);
+        let (number, uuid) = (VolumeNumber(config.number), config.uuid);
         let state = &mut self.state;
         let unlocked = opened.unlocked;
         let cache_cipher = unlocked.as_ref().map(|keys| Arc::clone(&keys.cache));
@@ -290,6 +320,7 @@ impl Shard {
             allow: spec.allow,
             volume,
             log: opened.log,
+            copy: None,
             log_cipher: log_cipher.map(CipheredLog::new),
             backend,
             identity,
@@ -322,6 +353,11 @@ impl Shard {
             residence: spec.residence,
         });
         state.numbers.insert(number, slot);
+        if spec.is_replicated
+            && let (Some(groups), Some(served)) = (&mut state.groups, state.volumes.get_mut(slot))
+        {
+            served.copy = groups.stands(Uuid::from_bytes(uuid), slot);
+        }
         state.publish(slot);
         state.perform(slot);
         state.pin_at_opening(slot, spec.pins);
@@ -338,6 +374,9 @@ impl Shard {
             return;
         };
         self.state.numbers.remove(&served.number);
+        if let (Some(copy), Some(groups)) = (served.copy, &mut self.state.groups) {
+            groups.left(copy);
+        }
         let goes_on = served.goes_on();
         self.state.directory.leave(served.number, goes_on);
         // Its pins go with it; none is always allowed.

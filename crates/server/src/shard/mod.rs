@@ -8,7 +8,8 @@
 //! [`turn`] is the loop, [`works`] performs what volumes ask for, [`control`] carries out commands, [`connection`] moves bytes between
 //! sockets and sessions, [`served`] is one volume with its devices, [`jobs`] cuts long ranges
 //! into pieces, [`pinning`] asks for what stays in the cache, [`heat`] for what is hot in it, [`identity`] keeps destage going when the cache device is gone, and [`readmission`]
-//! brings it back ([`cache_place`] says from where), [`visits`] notes clients' comings and goings. [`ciphered_log`] stands between an encrypted volume and its log.
+//! brings it back ([`cache_place`] says from where), [`visits`] notes clients' comings and goings. [`ciphered_log`] stands between an encrypted volume and its log,
+//! [`groups`] between a replicated one and its log, and [`links`] has the connections to other nodes.
 //!
 //! Failure: a device or peer can fail operations, never the shard. If its ring fails the thread
 //! ends with a reason, and everyone who waits for an answer finds its sender dropped.
@@ -24,11 +25,13 @@ pub mod counts;
 mod directory;
 mod due;
 pub mod group;
+pub mod groups;
 mod handover;
 mod heat;
 mod identity;
 mod jobs;
 mod leavers;
+pub mod links;
 pub mod log_space;
 mod moving;
 mod opening;

@@ -1,6 +1,7 @@
 //! Opening the files of a volume, in the order of [`Opening`]; on a thread of its own, since it blocks.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use hdcs_backend::crypt::{Encryption, Unlocked};
 use hdcs_backend::home;
@@ -19,7 +20,7 @@ use crate::data_dir::dirty::LogIdentity;
 
 /// A volume's files.
 pub struct Opened {
-    pub log: Device,
+    pub log: Arc<Device>,
     /// How much of it is prepared.
     pub log_prepared_bytes: u64,
     pub log_identity: LogIdentity,
@@ -37,7 +38,7 @@ pub fn open_files(
     known: &Measurements,
 ) -> Result<Opened, OpenFailure> {
     let volume = spec.config.uuid;
-    let mut log: Option<Device> = None;
+    let mut log: Option<Arc<Device>> = None;
     let mut unlocked = None;
     let (mut absent, mut kept, mut local, mut backend) = (Absent::Refuse, None, None, None);
     let mut opening = Opening::begin(volume, spec.home.is_some());
@@ -53,9 +54,13 @@ pub fn open_files(
         match opening.step() {
             Step::Log => {
                 // Measured only once it is known to be ours: that writes to it.
-                let unmeasured = durability.unwrap_or(Durability::Fdatasync);
-                let device = Device::open(&spec.log, Some(unmeasured));
-                let device = device.map_err(|error| log_fails(&error))?;
+                let device = if let Some(copy) = &spec.copy {
+                    Arc::clone(copy)
+                } else {
+                    let unmeasured = durability.unwrap_or(Durability::Fdatasync);
+                    let device = Device::open(&spec.log, Some(unmeasured));
+                    Arc::new(device.map_err(|error| log_fails(&error))?)
+                };
                 let blocks = device.read_superblocks_again();
                 let blocks = blocks.map_err(|error| log_fails(&error))?;
                 log = Some(device);
@@ -123,8 +128,10 @@ pub fn open_files(
                 let begun = spec.admission.begin(identity(), keys);
                 begun?;
                 // It writes, so it comes after the look whether the opening was given up, and the device with it.
-                if durability.is_none() {
-                    let log = log.as_mut().expect("it is open");
+                if durability.is_none()
+                    && let Some(log) = log.as_mut().and_then(Arc::get_mut)
+                {
+                    // That of a copy is known.
                     log.measure_durability(known);
                 }
                 opening.done();

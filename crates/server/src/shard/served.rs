@@ -132,7 +132,9 @@ pub struct Served {
     /// The state machine.
     pub volume: Volume,
     /// Its write log.
-    pub log: Device,
+    pub log: Arc<Device>,
+    /// The copy of a replicated log on which it stands, through which it writes.
+    pub copy: Option<u32>,
     /// What encrypts that, if the volume is encrypted.
     pub log_cipher: Option<CipheredLog>,
     /// Its backend.

@@ -30,6 +30,7 @@ use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::Transport;
 use super::directory::{Directory, Refusal};
 use super::due::Due;
+use super::groups::Groups;
 use super::requests::Requests;
 use super::served::{Ended, Origin, Served, Submitted};
 use super::shared_cache::SharedCache;
@@ -79,6 +80,8 @@ pub struct ShardState {
     pub index_part: IndexPart,
     /// Shards that were given another part, a bit for each, and are to be told.
     pub index_to_tell: u64,
+    /// Copies of replicated logs, if this shard has them.
+    pub groups: Option<Groups>,
     pub now: Nanos,
 }
 
@@ -155,6 +158,26 @@ impl Host for SessionHost<'_> {
             request,
         });
     }
+}
+
+/// Write to a volume's log as it is on its device: there, or through the copy that the volume stands on.
+fn write_log(state: &mut ShardState, slot: u32, write: Write) {
+    let Some(served) = state.volumes.get(slot) else {
+        return;
+    };
+    let Write {
+        token,
+        offset,
+        data,
+        way,
+    } = write;
+    if let (Some(copy), Some(groups)) = (served.copy, &mut state.groups) {
+        return groups.write(state.now, copy, token, data, way);
+    }
+    let owner = Owner::Volume(slot);
+    served
+        .log
+        .write_urgently(&mut state.ring, owner, token, offset, data, way);
 }
 
 impl ShardState {
@@ -296,19 +319,20 @@ impl ShardState {
                 way,
             } => {
                 served.log_operations += 1;
+                if let (Some(copy), Some(groups)) = (served.copy, &mut self.groups) {
+                    groups.announce(copy, token, offset, &data);
+                }
+                let write = Write {
+                    token,
+                    offset,
+                    data,
+                    way,
+                };
                 if let Some(cipher) = &mut served.log_cipher {
-                    cipher.writes(Write {
-                        token,
-                        offset,
-                        data,
-                        way,
-                    });
+                    cipher.writes(write);
                     return self.write_ciphered(slot);
                 }
-                let ring = &mut self.ring;
-                return served
-                    .log
-                    .write_urgently(ring, owner, token, offset, data, way);
+                return write_log(self, slot, write);
             }
             Action::KeepSuperblock { token, block } => {
                 served.log_operations += 1;
@@ -382,18 +406,9 @@ impl ShardState {
         if let Some(served) = self.volumes.get_mut(slot)
             && let Some(cipher) = &mut served.log_cipher
         {
-            let owner = Owner::Volume(slot);
-            while let Some(Write {
-                token,
-                offset,
-                data,
-                way,
-            }) = cipher.next()
-            {
-                let ring = &mut self.ring;
-                served
-                    .log
-                    .write_urgently(ring, owner, token, offset, data, way);
+            let writes: Vec<Write> = std::iter::from_fn(|| cipher.next()).collect();
+            for write in writes {
+                write_log(self, slot, write);
             }
         }
     }

@@ -47,6 +47,7 @@ use super::connection::{Connection, introduce};
 use super::control::NOT_OPEN;
 use super::counts::ShardCounts;
 use super::due::Due;
+use super::groups::{self, Groups};
 use super::handover::Station;
 use super::heat::Gatherings;
 use super::identity::{self, Identity};
@@ -267,6 +268,7 @@ impl Shard {
             index_part,
             index_to_tell: 0,
             memory: Arc::clone(&config.volumes),
+            groups: None,
             now: Nanos(0),
         };
         state.perform_cache();
@@ -319,6 +321,7 @@ impl Shard {
         if !self.state.ring.quiesce() {
             // The kernel may still write to their buffers, however long it takes.
             std::mem::forget(std::mem::take(&mut self.connections));
+            std::mem::forget(self.state.groups.take());
         }
     }
 
@@ -385,7 +388,9 @@ impl Shard {
         for _ in 0..ROUNDS_MAX {
             self.state.step_submitted();
             self.withdraw();
+            groups::run(&mut self.state);
             self.state.poll();
+            groups::run(&mut self.state);
             self.settle();
             self.deliver();
             self.run_jobs();
@@ -448,7 +453,9 @@ impl Shard {
         let listeners = self.listeners.iter().filter_map(|(_, one)| one.again);
         let stopping = self.stopping.as_ref();
         let stop = stopping.and_then(|stopping| stopping.stop.next_wakeup());
-        let due = self.state.due.next().into_iter();
+        let groups = self.state.groups.as_ref();
+        let groups = groups.and_then(Groups::next_wakeup);
+        let due = self.state.due.next().into_iter().chain(groups);
         let identity = self.identity.next_wakeup();
         let cache = self.state.cache.next_wakeup();
         let retry = self.readmission.next_wakeup();
@@ -469,6 +476,9 @@ impl Shard {
     }
 
     fn dispatch(&mut self, finished: Finished) {
+        if groups::is_of_links(finished.owner) {
+            return groups::link_finished(&mut self.state, finished);
+        }
         let Finished {
             owner,
             token,
@@ -500,6 +510,13 @@ impl Shard {
                 self.state.step_cache(event);
                 self.state.cache_touched = true;
                 self.state.follow_cache();
+            }
+            (Owner::Copy(group), Outcome::Device(result)) => {
+                let result = result.map_err(IoError::from);
+                groups::finished(&mut self.state, group, token, result);
+            }
+            (Owner::Copies, Outcome::Job(JobOutput::Any(opened))) => {
+                groups::copy_opened(self, token, opened);
             }
             (Owner::Backend(slot), outcome) => self.state.backend_finished(slot, token, outcome),
             (Owner::Receive(slot), Outcome::Count(result)) => {

@@ -100,6 +100,8 @@ pub fn spec(directory: &Path, number: u32, options: &str) -> VolumeSpec {
             offset: 0,
             bytes: config.log_bytes,
         },
+        is_replicated: false,
+        copy: None,
         backend: format!("file:{}/image{number}{options}", directory.display()),
         identity: None,
         encryption: None,

@@ -30,8 +30,12 @@
 //!    whose tag is not was written by somebody, and not by an accident.
 //! 9. What one opening has found to have been durable, no later one takes for a torn end, whatever of the evidence is
 //!    written over: the superblock of an opening names its end.
+//! 10. A span that was cut off ([`crate::format::Membership::voids`]) is as good as not there, wherever one is looked for:
+//!     behind the last span, at the next lap, at the second look, and as evidence. What the superblock calls known to have
+//!     been durable never lies behind a cut, so a log that ends before that has lost something, cut or not.
 //!
-//! It must not write: a failed opening leaves the device as it was.
+//! It must not write: a failed opening leaves the device as it was. A replay needs no volume: one of a member's copy is
+//! asked for its spans ([`Found::Span`]) and its [superblock](Replay::superblock), and its log is dropped.
 
 mod looks;
 
@@ -42,6 +46,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
 
 use self::looks::{Looks, Next, Seen};
 use crate::base::buf::{BufMut, Pool};
@@ -90,12 +95,42 @@ pub struct ReplayRead {
 /// What a step of the replay found.
 #[derive(Debug)]
 pub enum Found {
-    /// The entries of one more span, in order; they are in the log already. Its records were told before.
+    /// One more span. Its records and entries follow.
+    Span(SpanFound),
+    /// The entries of that span, in order; they are in the log already. Its records were told before.
     Entries(Range<Sequence>),
     /// A record. The log knows nothing more of it.
     Record(Record),
     /// The log is whole.
     Done,
+}
+
+/// A span that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanFound {
+    /// Position at which the span before it ends, or at which the log begins.
+    pub start: u64,
+    /// Checksum of the span before it.
+    pub chain: u64,
+    /// Position of its first block: `start`, or one behind it at which a lap begins.
+    pub position: u64,
+    /// Its blocks.
+    pub blocks: u32,
+    /// Its checksum, which is the chain at its end.
+    pub checksum: u64,
+    /// Opening that wrote it.
+    pub incarnation: u64,
+    /// Every span below this position was durable when it was sealed, at whoever sealed it.
+    pub durable: u64,
+    /// Data blocks of it that are damaged; what they held is lost.
+    pub damaged_blocks: u32,
+}
+
+impl SpanFound {
+    /// The first position after it.
+    pub const fn end(&self) -> u64 {
+        self.position + self.blocks as u64
+    }
 }
 
 /// Where a record is.
@@ -292,7 +327,7 @@ impl Replay {
     /// little is read for nothing behind the end of a log that holds little, and a log that holds much is read as fast
     /// as it can be. What is searched for evidence is read to its end.
     fn reach(&self) -> u64 {
-        let tail = self.superblock().tail.get();
+        let tail = self.chosen().tail.get();
         match self.mode {
             Mode::Span { .. } | Mode::Control { .. } | Mode::Data { .. } => {
                 let found = (self.cursor - tail) / AHEAD_DIVISOR;
@@ -367,6 +402,12 @@ impl Replay {
             self.chunk_blocks = (2 * self.chunk_blocks).min(REQUEST_BLOCKS_MAX as u64);
         }
         Ok(())
+    }
+
+    /// The superblock in force, once both were read, also if the log was refused since. Once [`Found::Done`] was told, it
+    /// names as `known_head` what was found to have been durable.
+    pub fn superblock(&self) -> Option<&LogSuperblock> {
+        self.superblock.as_ref()
     }
 
     /// The log, once [`Found::Done`] was told.
@@ -448,7 +489,7 @@ impl Replay {
         log.tail() + log.ring_blocks()
     }
 
-    fn superblock(&self) -> &LogSuperblock {
+    fn chosen(&self) -> &LogSuperblock {
         self.superblock
             .as_ref()
             .expect("chosen before any block is parsed")
@@ -543,7 +584,7 @@ impl Replay {
         if self.control.len() < usize::from(header.control_blocks.get()) * BLOCK_BYTES {
             return self.evidence_ends(end);
         }
-        let incarnation = self.superblock().incarnation.get();
+        let incarnation = self.chosen().incarnation.get();
         if SpanHeader::verify(&self.control).is_ok() {
             self.known_head = self.known_head.max(header.durable.get());
             self.looks.newer |= header.incarnation.get() > incarnation;
@@ -620,13 +661,14 @@ impl Replay {
 
     /// Whether `block` begins the span that follows in the chain.
     fn is_next(&self, block: &[u8]) -> bool {
-        let superblock = self.superblock();
+        let superblock = self.chosen();
         let ring_blocks = superblock.ring_blocks.get();
         SpanHeader::peek(block).is_ok_and(|header| {
             let blocks =
                 u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
             header.position.get() == self.cursor
                 && header.log == superblock.log
+                && !superblock.voids(self.cursor, header.incarnation.get())
                 && header.chain.get() == self.chain
                 && (self.incarnation..=superblock.incarnation.get())
                     .contains(&header.incarnation.get())
@@ -638,10 +680,11 @@ impl Replay {
     /// Whether `block` may begin a span of this log that was written at or after the cursor; also
     /// one of a later lap, which a superblock older than the device's last one would miss.
     fn may_prove(&self, block: &[u8]) -> bool {
-        let superblock = self.superblock();
+        let superblock = self.chosen();
         SpanHeader::peek(block).is_ok_and(|header| {
             let position = header.position.get();
             header.log == superblock.log
+                && !superblock.voids(position, header.incarnation.get())
                 && position >= self.cursor
                 && (position - self.cursor).is_multiple_of(superblock.ring_blocks.get())
         })
@@ -679,13 +722,21 @@ impl Replay {
             return Err(OpenError::LostTooMuch { ranges });
         }
         log.know_head(self.known_head);
+        if let Some(superblock) = &mut self.superblock {
+            superblock.known_head = U64::new(self.known_head);
+        }
         Ok(log)
     }
 
     fn accept(&mut self, now: Nanos, found: &mut impl FnMut(&WriteLog, Found)) -> bool {
         let header = self.header();
         let data_position = header.position.get() + u64::from(header.control_blocks.get());
+        let bad = self
+            .salvage
+            .take()
+            .map_or_else(BTreeSet::new, |salvage| salvage.bad);
         let log = self.log.as_mut().expect("superblock chosen");
+        found(log, Found::Span(span_found(&header, log.head(), bad.len())));
         for entry in entries(&self.control, &header) {
             if entry.kind == EntryKind::Record.code() {
                 let record = Record {
@@ -697,10 +748,6 @@ impl Replay {
                 found(log, Found::Record(record));
             }
         }
-        let bad = self
-            .salvage
-            .take()
-            .map_or_else(BTreeSet::new, |salvage| salvage.bad);
         self.known_head = self.known_head.max(header.durable.get());
         let sequences = log.replay_span(
             now,
@@ -726,7 +773,7 @@ impl Replay {
         self.checksums.clear();
         self.salvages_failed += u8::from(self.salvage.take().is_some());
         self.looks.note_first(position, seen);
-        let ring_blocks = self.superblock().ring_blocks.get();
+        let ring_blocks = self.chosen().ring_blocks.get();
         let lap = position.next_multiple_of(ring_blocks);
         if end.is_none() && lap != position && lap < self.limit {
             self.cursor = lap;
@@ -736,14 +783,14 @@ impl Replay {
             return;
         }
         let end = end.unwrap_or(position);
-        let clean_head = self.superblock().clean_head.get();
+        let clean_head = self.chosen().clean_head.get();
         // Behind the end of a log that was closed nothing was written before another superblock.
         self.looks.more = clean_head != u64::MAX && clean_head < end;
         self.mode = Mode::Evidence { end };
         self.cursor = end;
         // A later lap covers the tail first, so where a span is found there, it covers nothing behind; unless a crash has
         // torn it.
-        let may_be_covered = self.may_be_older || end == self.superblock().tail.get();
+        let may_be_covered = self.may_be_older || end == self.chosen().tail.get();
         let search = blocks_to_search(self.named_ahead, end, ring_blocks, may_be_covered);
         let lap = end.next_multiple_of(ring_blocks);
         let goes_on = search.next_lap > 0 && lap != end;
@@ -814,6 +861,20 @@ pub fn superblocks_hold(copies: &[&[u8]]) -> bool {
 fn header_of(control: &[u8]) -> SpanHeader {
     let (header, _) = SpanHeader::read_from_prefix(control).expect("a control part has a header");
     header
+}
+
+/// The span with this header, which counts, behind a log that ends at `start`.
+fn span_found(header: &SpanHeader, start: u64, damaged_blocks: usize) -> SpanFound {
+    SpanFound {
+        start,
+        chain: header.chain.get(),
+        position: header.position.get(),
+        blocks: u32::from(header.control_blocks.get()) + u32::from(header.data_blocks.get()),
+        checksum: header.checksum.get(),
+        incarnation: header.incarnation.get(),
+        durable: header.durable.get(),
+        damaged_blocks: damaged_blocks as u32,
+    }
 }
 
 /// What nobody here can unpack or read is no reason to forget it.
@@ -895,7 +956,7 @@ pub fn entries<'a>(control: &'a [u8], header: &SpanHeader) -> &'a [SpanEntry] {
 }
 
 /// The data checksums of a control part whose counts were checked.
-fn stored_checksums(control: &[u8], header: &SpanHeader) -> Vec<u32> {
+pub(crate) fn stored_checksums(control: &[u8], header: &SpanHeader) -> Vec<u32> {
     let start = SpanHeader::control_bytes(usize::from(header.entries.get()), 0);
     control[start..][..usize::from(header.data_blocks.get()) * 4]
         .chunks_exact(4)

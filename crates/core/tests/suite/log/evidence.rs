@@ -11,7 +11,7 @@ use hdcs_core::base::limits::{
     BLOCK_BYTES, BLOCK_SECTORS, REQUEST_BLOCKS_MAX, SPANS_IN_FLIGHT_MAX,
 };
 use hdcs_core::format::{EntryKind, LOG_HEADER_BLOCKS, LogSuperblock};
-use hdcs_core::log::replay::{Found, Replay};
+use hdcs_core::log::replay::{Found, Replay, SpanFound};
 use hdcs_core::log::write_log::{Entry, SpanWrite, WriteLog, region_bytes};
 
 const NOW: Nanos = Nanos(1);
@@ -23,6 +23,7 @@ pub struct Bench {
     pub log: WriteLog,
     pool: Arc<Pool>,
     pub device: Vec<u8>,
+    requests: u64,
 }
 
 impl Bench {
@@ -40,6 +41,7 @@ impl Bench {
             log,
             pool: Pool::new(REGION_BYTES),
             device,
+            requests: 0,
         }
     }
 
@@ -61,8 +63,11 @@ impl Bench {
 
     pub fn accept(&mut self, blocks: usize) {
         let mut data = self.pool.alloc(blocks * BLOCK_BYTES).unwrap();
-        // What is written over other data differs from it.
-        data.fill(self.log.head() as u8);
+        // No two requests have a block alike.
+        self.requests += 1;
+        for number in data.chunks_exact_mut(8) {
+            number.copy_from_slice(&self.requests.to_le_bytes());
+        }
         let entry = Entry {
             range: SectorRange::new(0, blocks as u64 * BLOCK_SECTORS),
             kind: EntryKind::Write,
@@ -122,8 +127,26 @@ impl Bench {
         self.open(&mut 0).map(|log| log.head())
     }
 
+    /// The same: its spans.
+    pub fn spans(&self) -> Result<Vec<SpanFound>, OpenError> {
+        let mut spans = Vec::new();
+        self.open_telling(&mut 0, |found| match found {
+            Found::Span(span) => spans.push(span),
+            Found::Entries(_) | Found::Record(_) | Found::Done => {}
+        })?;
+        Ok(spans)
+    }
+
     /// The same, with so many bytes read, of which several are under way at once.
     fn open(&self, bytes_read: &mut u64) -> Result<WriteLog, OpenError> {
+        self.open_telling(bytes_read, |_| ())
+    }
+
+    fn open_telling(
+        &self,
+        bytes_read: &mut u64,
+        mut tell: impl FnMut(Found),
+    ) -> Result<WriteLog, OpenError> {
         let mut replay = Replay::new([7; 16], self.device.len() as u64);
         replay.set_prepared(region_bytes(self.log.prepared_blocks()));
         let pool = Pool::new(8 << 20);
@@ -137,14 +160,21 @@ impl Bench {
             read.buf.copy_from_slice(bytes);
             replay.read_done(NOW, read.chunk, Ok(read.buf), |_, found| {
                 done = matches!(found, Found::Done);
+                tell(found);
             })?;
         }
         Ok(replay.into_log())
     }
 
+    /// Take the log that is on the device, and write on in the opening of its superblock, as somebody does who is given
+    /// spans.
+    pub fn follow(&mut self) {
+        self.log = self.open(&mut 0).unwrap();
+    }
+
     /// Go on with the log that is on the device.
     pub fn reopen(&mut self) {
-        self.log = self.open(&mut 0).unwrap();
+        self.follow();
         let (offset, block) = self.log.superblock_for_opening();
         self.device[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
     }

@@ -587,12 +587,12 @@ fn replay_refuses_what_is_not_its_log() {
         (
             |world| {
                 for block in [0, SECOND] {
-                    world.log[block + 8] = 2;
+                    world.log[block + 8] = 3;
                 }
             },
             FormatError::Newer {
-                found: 2,
-                supported: 1,
+                found: 3,
+                supported: 2,
             },
         ),
         (
@@ -688,7 +688,7 @@ fn replayed_through(
             .copy_from_slice(&world.log[read.offset as usize..][..bytes]);
         way(read.offset as usize, &mut read.buf);
         replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
-            Found::Entries(_) => {}
+            Found::Span(_) | Found::Entries(_) => {}
             Found::Record(record) => records.push(record),
             Found::Done => done = true,
         })?;

@@ -14,6 +14,7 @@ use super::entries::Catalogue;
 use super::home::check_resize;
 use super::open::NotOpen;
 use super::places::refuse_longer_image;
+use super::replicas::refuse_with_copies;
 use super::volumes::{MOVED, Volumes};
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, failed, find, invalid, pins};
 use crate::catalogue::{Entry, Found, check_volume_bytes};
@@ -68,6 +69,7 @@ impl Node {
                 "volume {name}: shard is no setting: use `--shard {value}`"
             )));
         }
+        refuse_with_copies(self, name, "the change")?;
         let what = match request.shard {
             Some(ShardChoice::On(_)) => MOVED,
             _ => "changed",
@@ -152,6 +154,7 @@ impl Node {
     pub async fn resize(&self, name: &str, request: ResizeVolume) -> Result<Volume, ApiError> {
         check_volume_bytes(request.bytes)
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
+        refuse_with_copies(self, name, "the size")?;
         let _busy = self.volumes.begin(name, "resized")?;
         let mut entry = self.volumes.entry(name)?;
         if entry.is_read_only() {

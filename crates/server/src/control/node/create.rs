@@ -12,15 +12,20 @@ use hdcs_backend::crypt::Encryption;
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, Found};
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use hdcs_core::format::{LogSuperblock, Membership};
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig, sharing};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region_with, zero_region};
 use hdcs_device::file::DeviceError;
 use uuid::Uuid;
+use zerocopy::IntoBytes;
 
 use super::delete::forget;
 use super::encryption::plan_encryption;
+use super::groups::GroupPlan;
 use super::home::{make_home, plan_home};
+use super::open::NotOpen;
+use super::replicas::close_copy;
 use super::setup::Setup;
 use super::volumes::Volumes;
 use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name};
@@ -88,25 +93,39 @@ impl Node {
         data: Option<Arc<StagedData>>,
     ) -> Result<Volume, ApiError> {
         let name = parse_name(&request.name)?;
-        let _busy = self.volumes.begin(name.as_str(), "created")?;
+        let busy = self.volumes.begin(name.as_str(), "created")?;
         if self.volumes.has(name.as_str()) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
+        let group = self.groups.plan(&name, &request)?;
         let entry = self.plan(name.clone(), &request).await?;
         let volumes = self.volumes.count() + 1;
         let config = self.setup.core_config(&entry, volumes, None)?;
         let layout = self.setup.layout().clone();
         let overwrite = [request.log_overwrite, request.store_overwrite];
+        let (high, low) = Uuid::new_v4().as_u64_pair();
+        let log = high ^ low;
         let made = tokio::task::spawn_blocking(move || {
-            make(&layout, entry, &config, overwrite, data.as_deref())
+            make(&layout, entry, (&config, log), overwrite, data.as_deref())
         });
         let entry = made
             .await
             .map_err(|error| failed(format!("volume {name}: creating it: {error}")))??;
-        if let Err(error) = self.open(&entry, volumes).await {
+        let opened = match group {
+            Some(group) => {
+                self.volumes.put(entry.clone(), Some(NotOpen::Copy));
+                // Whoever serves the group opens it.
+                drop(busy);
+                found(self, &entry, log, group).await
+            }
+            None => (self.open(&entry, volumes).await).map_err(|error| error.to_string()),
+        };
+        if let Err(error) = opened {
+            self.groups.forget(&entry).await;
+            close_copy(self, &entry).await;
             // Nothing was ever written to it; a backend of the user's is not touched.
             self.volumes.remove(name.as_str());
             self.volumes.explain(name.as_str(), None);
@@ -182,7 +201,11 @@ impl Node {
             number: 0,
             uuid: Uuid::new_v4(),
             bytes,
-            log,
+            // A copy may be filled at any time, and so is this one to be.
+            log: LogPlace {
+                prepared: log.prepared.filter(|_| request.group.is_none()),
+                ..log
+            },
             backend: request.backend.clone(),
             pins: Vec::new(),
             shard,
@@ -190,12 +213,22 @@ impl Node {
             backend_is_new: new.is_some(),
             encryption,
             home,
+            is_replicated: request.group.is_some(),
             settings: request.settings.clone(),
         };
         self.memories.check(&entry)?;
         entry.number = self.catalogue.next_number(name.as_str()).await?;
         Ok(entry)
     }
+}
+
+/// Make the group of a new volume, and have this node serve it.
+async fn found(node: &Node, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), String> {
+    let founded = node.groups.found(entry, log, plan).await;
+    founded.map_err(|error| error.message)?;
+    let replicas = node.replicas.as_ref().ok_or("this node is alone")?;
+    let served = replicas.await_served(entry.name.as_str(), entry.uuid);
+    served.await.map_err(|error| error.message)
 }
 
 /// Check a backend's URL; returns what is there already.
@@ -410,11 +443,11 @@ fn device_bytes(path: &Path) -> io::Result<u64> {
     fs::File::open(path)?.seek(SeekFrom::End(0))
 }
 
-/// Make the files of a new volume. Blocks.
+/// Make the files of a new volume, whose log has this number. Blocks.
 fn make(
     layout: &Layout,
     entry: Entry,
-    config: &VolumeConfig,
+    (config, log_number): (&VolumeConfig, u64),
     [overwrite_log, overwrite_store]: [bool; 2],
     staged: Option<&StagedData>,
 ) -> Result<Entry, ApiError> {
@@ -439,10 +472,12 @@ fn make(
         };
         made.map_err(here)?;
     }
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    let mut first_block = CoreVolume::format_log(config, high ^ low);
+    let mut first_block = CoreVolume::format_log(config, log_number);
     if log.prepared.is_some() {
         sharing::share_log_space(&mut first_block);
+    }
+    if pending.entry().is_replicated {
+        begin_group(&mut first_block, true);
     }
     let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
     let unlocked = unlocked
@@ -463,6 +498,51 @@ fn make(
         )
         .map_err(|error| at_volume(name.as_str(), error))?;
     }
+    pending.commit().map_err(here)
+}
+
+/// Have the first block of a new log say that it is the copy of a group's first member, or one that is to be brought up.
+fn begin_group(first_block: &mut [u8; BLOCK_BYTES], is_member: bool) {
+    let mut superblock = LogSuperblock::parse(first_block).expect("it was just made");
+    let first = u64::from(is_member);
+    superblock.incarnation.set(first);
+    superblock.set_membership(Membership {
+        promised: first,
+        cut_position: 0,
+        void_before: 0,
+        joined: first,
+        is_whole: is_member,
+    });
+    superblock.seal();
+    first_block.copy_from_slice(superblock.as_bytes());
+}
+
+/// Make the log of a copy anew whose medium was lost. Blocks.
+pub(super) fn make_copy_again(
+    layout: &Layout,
+    entry: &Entry,
+    config: &VolumeConfig,
+    log_number: u64,
+) -> Result<(), ApiError> {
+    let mut first_block = CoreVolume::format_log(config, log_number);
+    begin_group(&mut first_block, false);
+    make_log(&entry.log_path(layout), &entry.log, false, &first_block)
+}
+
+/// Make a copy of another node's log that is still to be brought up, and the entry of its volume. Blocks.
+pub(super) fn make_copy(
+    layout: &Layout,
+    entry: Entry,
+    config: &VolumeConfig,
+    log_number: u64,
+) -> Result<Entry, ApiError> {
+    let (name, log) = (entry.name.clone(), entry.log.clone());
+    let here = |error: CatalogueError| failed(format!("volume {name}: {error}"));
+    let pending = PendingVolume::begin(layout, entry).map_err(here)?;
+    let mut first_block = CoreVolume::format_log(config, log_number);
+    begin_group(&mut first_block, false);
+    make_log(&pending.log_path(), &log, false, &first_block)
+        .map_err(|error| at_volume(name.as_str(), error))?;
     pending.commit().map_err(here)
 }
 

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::delete::{Leaving, forget_cached};
 use super::open::NotOpen;
 use super::places::dirty_of_unopened;
+use super::replicas::refuse_with_copies;
 use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::Left;
@@ -19,6 +20,7 @@ use crate::shard::command::Command;
 impl Node {
     /// Detach a volume.
     pub async fn detach(&self, name: &str, options: DetachOptions) -> Result<Detached, ApiError> {
+        refuse_with_copies(self, name, "that this node lets go of it")?;
         let _busy = self
             .begin_leaving(name, "detached", options.discard_dirty)
             .await?;

@@ -17,6 +17,7 @@ mod detach;
 mod encryption;
 mod entries;
 mod flush;
+mod groups;
 mod heat;
 mod home;
 mod log_space;
@@ -27,6 +28,7 @@ mod open;
 mod pins;
 mod places;
 mod record;
+mod replicas;
 mod report;
 mod scrub;
 mod setup;
@@ -41,6 +43,7 @@ use std::time::{Duration, Instant};
 
 use entries::Catalogue;
 use flush::Flushes;
+use groups::{Groups, Replication};
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;
 use hdcs_api::{ApiError, ErrorKind, Reloaded};
@@ -55,6 +58,8 @@ use memory::Memories;
 use moving::Moves;
 use open::Opening;
 use record::Records;
+use replicas::Replicas;
+pub(super) use replicas::run as run_groups;
 use scrub::Scrubs;
 use setup::Setup;
 use snapshots::Copies;
@@ -67,6 +72,7 @@ use watch::Watch;
 use super::link::{DataPath, Link, at_volume};
 use super::node_report::NodeReport;
 use crate::catalogue::VolumeName;
+use crate::cluster::records::RecordStore;
 use crate::config::budget::Budget;
 use crate::config::{Config, NodeSettings};
 use crate::data_dir::DataDir;
@@ -117,6 +123,10 @@ pub struct Node {
     /// What clones have to copy.
     copies: Copies,
     scrubs: Arc<Scrubs>,
+    /// Groups of the nodes of the cluster.
+    pub(in crate::control) groups: Groups,
+    /// Its copies of replicated logs, if it is one of a cluster.
+    replicas: Option<Replicas>,
     /// Heat maps that are kept.
     heats: Arc<Heats>,
     /// What volumes were seen to do.
@@ -175,8 +185,19 @@ impl Node {
             Arc::clone(&volumes),
             Arc::clone(&memories),
         );
+        let replicas = setup.cluster().map(|cluster| {
+            let member = cluster.own.member;
+            let store = RecordStore::new(&cluster.records, member);
+            Replicas::new(store, member, Arc::clone(&link))
+        });
+        let replication = replicas.clone();
+        let replication =
+            replication.map(|replicas| -> Arc<dyn Replication> { Arc::new(replicas) });
+        let groups = Groups::new(Arc::clone(&setup), replication);
         Self {
             setup,
+            groups,
+            replicas,
             link,
             catalogue: Catalogue::new(dir),
             volumes,

@@ -51,6 +51,7 @@ use super::home::make_home;
 use super::moving::{Destination, Moving};
 use super::places::{dirty_of_unopened, log_answers};
 use super::record::Gate;
+use super::replicas::Replicas;
 use super::volumes::{Busy, Volumes};
 use super::{
     COMMAND_TIME_MAX, Node, WATCH_PERIOD, at_volume, beside, failed, invalid, lock, moving,
@@ -98,6 +99,8 @@ pub(super) enum NotOpen {
     LocalStoreLost { why: String, loss: Loss },
     /// The node stops.
     Stopping,
+    /// This node has a copy of its log, and another one serves it, or none does.
+    Copy,
     /// Somebody must put something right.
     Refused { why: String },
     /// Deleting or detaching it has begun, and did not end.
@@ -166,6 +169,7 @@ impl NotOpen {
             Self::Moving(_) => "moving",
             Self::Waiting { .. } => "waiting",
             Self::Stopping => "closed",
+            Self::Copy => "copy",
             Self::LogLost { .. }
             | Self::LocalStoreLost { .. }
             | Self::Refused { .. }
@@ -210,6 +214,10 @@ impl fmt::Display for NotOpen {
             Self::Stopping => {
                 f.write_str("the node is stopping; the volume is opened at the next start")
             }
+            Self::Copy => f.write_str(
+                "this node has a copy of its write log and does not serve it: `hdcs group show` says which node does, and \
+                 `hdcs volume takeover` has this one do so",
+            ),
             Self::Waiting { why, attempts, .. } => write!(
                 f,
                 "{why}: tried {attempts} times, and again by itself; `hdcs volume open` tries at once"
@@ -242,6 +250,10 @@ impl Node {
         destination: Destination,
     ) -> Result<OpenedAs, OpenFailure> {
         let refused = |why: String| OpenFailure::new(Failure::Refused, why);
+        let may_serve = |replicas: &Replicas| replicas.may_serve(entry.uuid);
+        if entry.is_replicated && !self.replicas.as_ref().is_some_and(may_serve) {
+            return Err(refused(NotOpen::Copy.to_string()));
+        }
         let gate = Arc::new(self.catalogue.gate(entry));
         let short = |shortage: Shortage| OpenFailure::new(Failure::Shortage, shortage.to_string());
         let memory = if let Some(memory) = destination.memory {
@@ -264,7 +276,12 @@ impl Node {
             .map_err(|error| refused(error.message))?;
         let shards = self.link.path().shards();
         let put_there = entry.shard.filter(|&shard| shard < shards);
-        spec.shard = destination.shard.or(put_there);
+        spec.shard = if entry.is_replicated {
+            // It stands on its copy, which is there.
+            Some(0)
+        } else {
+            destination.shard.or(put_there)
+        };
         spec.continues = destination.continues;
         let (answer, answered) = oneshot::channel();
         let stopping = || OpenFailure::new(Failure::Stopping, "the node is stopping");
@@ -484,6 +501,11 @@ impl Node {
                              freely until there is a shard {shard} again"
                         );
                     }
+                    if entry.is_replicated {
+                        // Its group says when.
+                        self.volumes.put(*entry, Some(NotOpen::Copy));
+                        continue;
+                    }
                     self.volumes
                         .put(*entry, Some(NotOpen::Opening { since: None }));
                     names.push(name);
@@ -548,6 +570,10 @@ impl Node {
             (Found::Damaged(why), _) | (Found::Entry(_), Some(NotOpen::Leaving { why, .. })) => {
                 return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
             }
+            (Found::Entry(entry), Some(NotOpen::Copy)) if entry.is_replicated => {
+                let why = NotOpen::Copy.to_string();
+                return Err(at_volume(name, ApiError::new(ErrorKind::Conflict, why)));
+            }
             (Found::Entry(entry), Some(_)) => *entry,
             (Found::Entry(_), None) => {
                 let volume = self.volume(name).await?;
@@ -559,7 +585,8 @@ impl Node {
         if let Err(failure) = self.open(&entry, volumes).await {
             let is_home_lost = failure.kind == Failure::LocalLost;
             let loss = self.catalogue.loss_of(&entry, is_home_lost).await;
-            let may_lose = request.discard_dirty || loss.is_none();
+            // The log of a group has copies: it is never made anew here.
+            let may_lose = (request.discard_dirty || loss.is_none()) && !entry.is_replicated;
             if !failure.kind.is_loss() || !may_lose {
                 return Err(self.volumes.refusal(name, &failure));
             }

@@ -20,6 +20,7 @@ use super::create::is_block_device;
 use super::invalid;
 use crate::catalogue::{Entry, LogPlace};
 use crate::config::budget::Budget;
+use crate::config::cluster::Cluster;
 use crate::config::{Config, NodeSettings, VolumeSettings};
 use crate::data_dir::Layout;
 use crate::shard::Residence;
@@ -57,6 +58,11 @@ impl Setup {
     /// What belongs to the node as a whole.
     pub fn node(&self) -> &NodeSettings {
         &self.config.node
+    }
+
+    /// The cluster that it is a node of; none: it is alone.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.config.cluster.as_ref()
     }
 
     /// Size of the log of a new volume that nobody has said, and how much of it is prepared at once if it shares the space
@@ -197,6 +203,8 @@ impl Setup {
                 offset: 0,
                 bytes: entry.log.bytes,
             },
+            is_replicated: entry.is_replicated,
+            copy: None,
             backend: entry.backend_url(layout),
             identity: entry.backend_identity.clone(),
             encryption: entry.encryption.clone(),

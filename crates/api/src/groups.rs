@@ -1,0 +1,139 @@
+//! Groups of nodes that have copies of a volume's write log.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How many copies a write has before it is acknowledged.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ack {
+    /// Those of all members: any of them can take over.
+    #[default]
+    All,
+    /// More than half of the replicas that the volume should have.
+    Majority,
+    /// The primary's: what the others lack yet goes with it.
+    One,
+}
+
+/// Which nodes are to have copies of a new volume's write log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRequest {
+    /// Copies of the log in all, this node's included: 2 or 3.
+    #[schema(minimum = 0, maximum = 255)]
+    pub replicas: u8,
+    /// How many of them a write has before it is acknowledged.
+    #[serde(default)]
+    pub ack: Ack,
+    /// The nodes by name, as many as replicas. This node is the first one.
+    pub nodes: Vec<String>,
+    /// With fewer members the volume takes no writes; left out, 1.
+    #[serde(default = "one")]
+    #[schema(minimum = 0, maximum = 255)]
+    pub copies_min: u8,
+}
+
+const fn one() -> u8 {
+    1
+}
+
+/// How a group is taken over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TakeOver {
+    /// Take it with too few promises: what was acknowledged, and only members have that do not answer, is lost.
+    #[serde(default)]
+    pub lossy: bool,
+}
+
+/// What happens in a group's epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupPhase {
+    /// A candidate gathers promises of the members.
+    Taking,
+    /// The primary appends.
+    Serving,
+}
+
+/// A group, as its record says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Group {
+    /// Name of its volume.
+    pub volume: String,
+    /// UUID of its volume.
+    pub uuid: String,
+    /// Its record, if that can be read.
+    pub record: Option<GroupRecord>,
+    /// Why it cannot be read.
+    pub trouble: Option<String>,
+    /// What this node is in it and sees of it; none: it has no part in it, or none yet.
+    pub here: Option<GroupView>,
+}
+
+/// The newest record of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupRecord {
+    /// Counts the records.
+    pub revision: u64,
+    /// Counts the takeovers.
+    pub epoch: u64,
+    /// What happens in it.
+    pub phase: GroupPhase,
+    /// The node that serves, or is about to.
+    pub primary: String,
+    /// The nodes whose copies count.
+    pub members: Vec<String>,
+    /// Nodes whose copies are being brought up.
+    pub joiners: Vec<String>,
+    /// How many copies a write has before it is acknowledged.
+    pub ack: Ack,
+    /// How many copies there should be.
+    pub replicas: u8,
+    /// With fewer members the volume takes no writes.
+    pub copies_min: u8,
+    /// Position in the log, in blocks, up to which everything was committed when the record was written.
+    pub floor_blocks: u64,
+}
+
+/// What a node is in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupRole {
+    /// Its copy follows the primary's.
+    Follows,
+    /// It is the candidate.
+    Takes,
+    /// It is the primary.
+    Serves,
+}
+
+/// What one node sees of a group. Positions are blocks since the log was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupView {
+    /// What it is in the group.
+    pub role: GroupRole,
+    /// Where its copy ends.
+    pub head_blocks: u64,
+    /// Up to where that is durable.
+    pub durable_blocks: u64,
+    /// Up to where it knows that enough members have it.
+    pub committed_blocks: u64,
+    /// What the primary or the candidate sees of the other nodes.
+    #[serde(default)]
+    pub others: Vec<GroupOther>,
+}
+
+/// Another node of a group, as the primary or the candidate sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupOther {
+    /// Its name.
+    pub node: String,
+    /// What it does, in a word or two.
+    pub state: String,
+    /// Up to where it has said that its copy is durable.
+    pub durable_blocks: u64,
+}

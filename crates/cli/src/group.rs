@@ -1,0 +1,397 @@
+//! `hdcs group …`, `hdcs volume takeover`, and what `hdcs volume create` takes for a group.
+
+use clap::{Args, Subcommand};
+use hdcs_api::groups::{Ack, Group, GroupRequest, TakeOver};
+use hdcs_server::catalogue::VolumeName;
+use hyper::Method;
+
+use super::client::Client;
+use super::volume::{api_path, said};
+use super::{Failure, output};
+
+/// What stands where nothing is known.
+const NOTHING: &str = "-";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the groups of the cluster: the nodes that have copies of a volume's dirty data (experimental)
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the group of one volume, and what this node sees of it (experimental)
+    Show {
+        /// Name of the volume
+        name: VolumeName,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The copies that a new volume has on other nodes.
+#[derive(Args, Debug, Default)]
+pub(crate) struct GroupArguments {
+    /// Nodes that have its dirty data, this one included: 2 or 3 need a cluster (experimental) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    replicas: Option<u8>,
+    /// How many of them have a write before it is acknowledged [default: all]
+    #[arg(long, value_name = "LEVEL", requires = "replicas")]
+    ack: Option<Ack>,
+    /// Which nodes these are, this one first
+    #[arg(
+        long,
+        value_name = "NODE[,NODE…]",
+        value_delimiter = ',',
+        requires = "replicas"
+    )]
+    nodes: Vec<String>,
+    /// With fewer of them the volume takes no writes [default: 1]
+    #[arg(long, value_name = "N", requires = "replicas", value_parser = clap::value_parser!(u8).range(1..=3))]
+    copies_min: Option<u8>,
+}
+
+impl GroupArguments {
+    /// What is asked for, if it is more than this node's own copy.
+    pub(crate) fn request(self) -> Result<Option<GroupRequest>, Failure> {
+        let replicas = self.replicas.unwrap_or(1);
+        if replicas == 1 {
+            if self.ack.is_some() || !self.nodes.is_empty() || self.copies_min.is_some() {
+                return Err(Failure::misused(
+                    "--ack, --nodes and --copies-min are for copies on other nodes: give --replicas 2 or 3, or leave them \
+                     out",
+                ));
+            }
+            return Ok(None);
+        }
+        if self.nodes.is_empty() {
+            return Err(Failure::misused(format!(
+                "--replicas {replicas} needs the names of {replicas} nodes, this one first: give --nodes"
+            )));
+        }
+        Ok(Some(GroupRequest {
+            replicas,
+            ack: self.ack.unwrap_or_default(),
+            nodes: self.nodes,
+            copies_min: self.copies_min.unwrap_or(1),
+        }))
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Takeover {
+    /// Name of the volume
+    name: VolumeName,
+    /// Take it although too few members answer: what was acknowledged, and only those have, is lost
+    #[arg(long)]
+    lossy: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::List { json } => {
+            let groups: Vec<Group> = client.get("/v1/groups").await?;
+            if json {
+                return output::json(&groups);
+            }
+            output::line(&list(&groups));
+            Ok(())
+        }
+        Command::Show { name, json } => {
+            let group: Group = client.get(&format!("/v1/groups/{name}")).await?;
+            if json {
+                return output::json(&group);
+            }
+            output::line(&show(&group));
+            Ok(())
+        }
+    }
+}
+
+pub(crate) async fn take_over(client: &Client, arguments: Takeover) -> Result<(), Failure> {
+    let Takeover { name, lossy, json } = arguments;
+    let path = format!("{}/takeover", api_path(&name));
+    let request = TakeOver { lossy };
+    let group: Group = client.request(Method::POST, &path, &request).await?;
+    said(json, &group, || {
+        let epoch = group.record.as_ref().map(|record| record.epoch);
+        let epoch = epoch.map_or(String::new(), |epoch| format!(", in epoch {epoch}"));
+        format!("volume {name} is served by this node now{epoch}")
+    })
+}
+
+/// A word of the API as it is typed.
+fn word(value: impl serde::Serialize) -> String {
+    let word = serde_json::to_value(value).ok();
+    let word = word.as_ref().and_then(serde_json::Value::as_str);
+    word.unwrap_or(NOTHING).to_owned()
+}
+
+fn names(names: &[String]) -> String {
+    if names.is_empty() {
+        return NOTHING.to_owned();
+    }
+    names.join(", ")
+}
+
+/// The groups, one in a line; under them what is wrong with those that cannot be read.
+fn list(groups: &[Group]) -> String {
+    let mut table = output::table(&[
+        "VOLUME",
+        "PHASE",
+        "PRIMARY",
+        ">EPOCH",
+        "MEMBERS",
+        "JOINERS",
+        "ACK",
+        ">REPLICAS",
+        "HERE",
+    ]);
+    let mut troubles = String::new();
+    for group in groups {
+        let here = group.here.as_ref();
+        let here = here.map_or(NOTHING.to_owned(), |here| word(here.role));
+        if let Some(record) = &group.record {
+            table.add_row([
+                group.volume.clone(),
+                word(record.phase),
+                record.primary.clone(),
+                record.epoch.to_string(),
+                names(&record.members),
+                names(&record.joiners),
+                word(record.ack),
+                record.replicas.to_string(),
+                here,
+            ]);
+        }
+        if let Some(trouble) = &group.trouble {
+            troubles += &format!("\n{trouble}");
+        }
+    }
+    output::trimmed(&table) + &troubles
+}
+
+/// One group in full.
+fn show(group: &Group) -> String {
+    let mut table = output::table(&["GROUP OF", &group.volume]);
+    let mut row = |name: &str, value: String| {
+        table.add_row([name.to_owned(), value]);
+    };
+    row("uuid", group.uuid.clone());
+    if let Some(trouble) = &group.trouble {
+        row("trouble", trouble.clone());
+    }
+    if let Some(record) = &group.record {
+        row("revision", record.revision.to_string());
+        row("epoch", record.epoch.to_string());
+        row("phase", word(record.phase));
+        row("primary", record.primary.clone());
+        row("members", names(&record.members));
+        row("joiners", names(&record.joiners));
+        row("ack", word(record.ack));
+        row("replicas", record.replicas.to_string());
+        row("copies at least", record.copies_min.to_string());
+        row("floor, in blocks", record.floor_blocks.to_string());
+    }
+    let here = group.here.as_ref();
+    let of_here = |value: &dyn Fn(&hdcs_api::groups::GroupView) -> String| {
+        here.map_or(NOTHING.to_owned(), value)
+    };
+    row("this node", of_here(&|here| word(here.role)));
+    row(
+        "  head, in blocks",
+        of_here(&|here| here.head_blocks.to_string()),
+    );
+    row(
+        "  durable",
+        of_here(&|here| here.durable_blocks.to_string()),
+    );
+    row(
+        "  committed",
+        of_here(&|here| here.committed_blocks.to_string()),
+    );
+    for other in here.iter().flat_map(|here| &here.others) {
+        let (state, durable) = (&other.state, other.durable_blocks);
+        row(
+            &format!("  node {}", other.node),
+            format!("{state}, durable {durable}"),
+        );
+    }
+    output::trimmed(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Parser, ValueEnum};
+    use hdcs_api::groups::{GroupOther, GroupPhase, GroupRecord, GroupRole, GroupView};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        copies: GroupArguments,
+    }
+
+    fn parsed(arguments: &[&str]) -> Result<Option<GroupRequest>, String> {
+        let line = ["create"].iter().chain(arguments);
+        let line = Line::try_parse_from(line).map_err(|error| error.to_string())?;
+        line.copies.request().map_err(|failure| failure.message)
+    }
+
+    fn group(here: Option<GroupView>) -> Group {
+        Group {
+            volume: "v".to_owned(),
+            uuid: "6f1c1a52".to_owned(),
+            record: Some(GroupRecord {
+                revision: 12,
+                epoch: 3,
+                phase: GroupPhase::Serving,
+                primary: "a".to_owned(),
+                members: vec!["a".to_owned(), "b".to_owned()],
+                joiners: Vec::new(),
+                ack: Ack::Majority,
+                replicas: 3,
+                copies_min: 1,
+                floor_blocks: 77,
+            }),
+            trouble: None,
+            here,
+        }
+    }
+
+    #[test]
+    fn copies_are_what_the_arguments_say() {
+        assert_eq!(parsed(&[]), Ok(None));
+        assert_eq!(parsed(&["--replicas", "1"]), Ok(None));
+        let two = parsed(&["--replicas", "2", "--nodes", "a,b"])
+            .unwrap()
+            .unwrap();
+        assert_eq!((two.replicas, two.ack, two.copies_min), (2, Ack::All, 1));
+        assert_eq!(two.nodes, ["a", "b"]);
+        let all = [
+            "--replicas",
+            "3",
+            "--nodes",
+            "a,b,c",
+            "--ack",
+            "majority",
+            "--copies-min",
+            "2",
+        ];
+        let three = parsed(&all).unwrap().unwrap();
+        assert_eq!(
+            (three.replicas, three.ack, three.copies_min),
+            (3, Ack::Majority, 2)
+        );
+    }
+
+    #[test]
+    fn copies_that_contradict_themselves_are_refused() {
+        for (arguments, part) in [
+            (&["--replicas", "2"][..], "needs the names of 2 nodes"),
+            (
+                &["--replicas", "1", "--ack", "one"],
+                "give --replicas 2 or 3",
+            ),
+            (
+                &["--replicas", "1", "--nodes", "a"],
+                "give --replicas 2 or 3",
+            ),
+            (
+                &["--replicas", "1", "--copies-min", "1"],
+                "give --replicas 2 or 3",
+            ),
+            (&["--ack", "all"], "--replicas"),
+            (&["--nodes", "a,b"], "--replicas"),
+            (&["--replicas", "4", "--nodes", "a,b,c,d"], "1..=3"),
+            (&["--replicas", "0"], "1..=3"),
+            (
+                &["--replicas", "2", "--nodes", "a,b", "--ack", "none"],
+                "all, majority, one",
+            ),
+        ] {
+            let error = parsed(arguments).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_ack_level_is_typed_as_it_is_shown() {
+        for level in Ack::value_variants() {
+            let typed = level.to_possible_value().unwrap();
+            assert_eq!(typed.get_name(), word(level));
+        }
+    }
+
+    #[test]
+    fn group_that_this_node_has_no_part_in_is_shown_with_dashes() {
+        let listed = list(&[group(None)]);
+        let last = listed.lines().last().unwrap();
+        let words: Vec<_> = last.split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "v", "serving", "a", "3", "a,", "b", "-", "majority", "3", "-"
+            ]
+        );
+        let shown = show(&group(None));
+        let lines: Vec<String> = shown
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        for line in [
+            "GROUP OF v",
+            "revision 12",
+            "floor, in blocks 77",
+            "this node -",
+        ] {
+            assert!(lines.iter().any(|found| found == line), "{shown}");
+        }
+        let dashes = shown.lines().filter(|line| line.ends_with(" -"));
+        assert_eq!(dashes.count(), 5, "{shown}");
+    }
+
+    #[test]
+    fn group_is_shown_with_what_this_node_sees() {
+        let here = GroupView {
+            role: GroupRole::Serves,
+            head_blocks: 120,
+            durable_blocks: 110,
+            committed_blocks: 100,
+            others: vec![GroupOther {
+                node: "b".to_owned(),
+                state: "member".to_owned(),
+                durable_blocks: 105,
+            }],
+        };
+        let shown = show(&group(Some(here)));
+        for part in [
+            "serves",
+            "120",
+            "110",
+            "100",
+            "node b",
+            "member, durable 105",
+        ] {
+            assert!(shown.contains(part), "{shown}");
+        }
+    }
+
+    #[test]
+    fn group_that_cannot_be_read_says_why() {
+        let broken = Group {
+            volume: String::new(),
+            record: None,
+            trouble: Some("records of groups: spec.json: damaged".to_owned()),
+            ..group(None)
+        };
+        for text in [list(std::slice::from_ref(&broken)), show(&broken)] {
+            assert!(text.contains("spec.json: damaged"), "{text}");
+        }
+    }
+}

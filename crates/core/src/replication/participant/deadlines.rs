@@ -1,0 +1,199 @@
+//! How long others are waited for.
+//!
+//! The machines know no time: they are told that somebody is late. A member that owes an answer and gives none, or cannot
+//! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
+//! what it has, and is not waited for by anybody.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::base::io::Nanos;
+use crate::replication::Member;
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// A member that answers nothing for so long leaves.
+    pub member_max: Nanos,
+    /// The link to a joiner that answers nothing for so long is made anew.
+    pub joiner_max: Nanos,
+    /// A takeover that has enough promises waits so long for the others.
+    pub gathering_max: Nanos,
+    /// A takeover waits so long for those who promised to be level.
+    pub levelling_max: Nanos,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            member_max: Nanos::from_millis(2_000),
+            joiner_max: Nanos::from_millis(60_000),
+            gathering_max: Nanos::from_millis(1_000),
+            levelling_max: Nanos::from_millis(5_000),
+        }
+    }
+}
+
+/// After a shortage of memory.
+pub(super) const RETRY_PAUSE: Nanos = Nanos::from_millis(5);
+
+/// Who is late.
+#[derive(Debug, Default)]
+pub(super) struct Late {
+    pub(super) members: Vec<Member>,
+    pub(super) joiners: Vec<Member>,
+    pub(super) gathering: bool,
+    pub(super) levelling: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Deadlines {
+    times: Times,
+    /// Since when somebody owes something.
+    owing: BTreeMap<Member, Nanos>,
+    /// When a step of a takeover began.
+    step: Nanos,
+    levels: bool,
+    next: Option<Nanos>,
+}
+
+impl Deadlines {
+    pub(super) fn new(times: Times) -> Self {
+        Self {
+            times,
+            owing: BTreeMap::new(),
+            step: Nanos(0),
+            levels: false,
+            next: None,
+        }
+    }
+
+    /// A part begins.
+    pub(super) fn begin(&mut self, now: Nanos) {
+        self.clear();
+        self.step = now;
+        self.levels = false;
+        self.next = Some(now);
+    }
+
+    /// Nobody is waited for.
+    pub(super) fn clear(&mut self) {
+        self.owing.clear();
+        self.next = None;
+    }
+
+    /// Somebody has answered.
+    pub(super) fn heard(&mut self, now: Nanos, from: Member) {
+        if let Some(since) = self.owing.get_mut(&from) {
+            *since = now;
+        }
+    }
+
+    /// When somebody may be late.
+    pub(super) fn next(&self) -> Option<Nanos> {
+        self.next
+    }
+
+    /// Those owe something, members or joiners. Who is late now, each once in its time.
+    pub(super) fn of_members(&mut self, now: Nanos, owing: &BTreeMap<Member, bool>) -> Late {
+        self.owing.retain(|member, _| owing.contains_key(member));
+        let mut late = Late::default();
+        let mut next = now.plus(self.times.member_max);
+        for (&member, &is_member) in owing {
+            let since = self.owing.entry(member).or_insert(now);
+            let max = if is_member {
+                self.times.member_max
+            } else {
+                self.times.joiner_max
+            };
+            if now >= since.plus(max) {
+                *since = now;
+                let list = if is_member {
+                    &mut late.members
+                } else {
+                    &mut late.joiners
+                };
+                list.push(member);
+            }
+            next = next.min(since.plus(max));
+        }
+        // Who owes something later is noticed within a share of the time.
+        let share = Nanos(self.times.member_max.0 / 4).max(Nanos(1));
+        self.next = Some(next.min(now.plus(share)));
+        late
+    }
+
+    /// The step of a takeover that is under way, levelling or one before, has taken its time.
+    pub(super) fn of_takeover(&mut self, now: Nanos, levels: bool) -> Late {
+        if core::mem::replace(&mut self.levels, levels) != levels {
+            self.step = now;
+        }
+        let max = if levels {
+            self.times.levelling_max
+        } else {
+            self.times.gathering_max
+        };
+        let is_over = now >= self.step.plus(max);
+        let again = Nanos(max.0 / 4).max(Nanos(1));
+        self.next = Some(if is_over {
+            now.plus(again)
+        } else {
+            self.step.plus(max).min(now.plus(again))
+        });
+        Late {
+            gathering: is_over && !levels,
+            levelling: is_over && levels,
+            ..Late::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBER: Member = Member(1);
+    const JOINER: Member = Member(2);
+
+    fn at(millis: u64) -> Nanos {
+        Nanos::from_millis(millis)
+    }
+
+    #[test]
+    fn member_is_late_once_it_has_said_nothing_for_its_time() {
+        let mut deadlines = Deadlines::new(Times::default());
+        let owing = BTreeMap::from([(MEMBER, true), (JOINER, false)]);
+        assert!(deadlines.of_members(at(10), &owing).members.is_empty());
+        assert!(deadlines.of_members(at(2_009), &owing).members.is_empty());
+        deadlines.heard(at(2_009), MEMBER);
+        assert!(deadlines.of_members(at(4_008), &owing).members.is_empty());
+        assert!(deadlines.next().unwrap() <= at(4_009));
+        let late = deadlines.of_members(at(4_009), &owing);
+        assert_eq!(
+            (late.members, late.joiners),
+            (Vec::from([MEMBER]), Vec::new())
+        );
+        let late = deadlines.of_members(at(60_010), &owing);
+        assert_eq!(late.joiners, [JOINER]);
+    }
+
+    #[test]
+    fn who_owes_nothing_for_a_moment_is_given_its_time_anew() {
+        let mut deadlines = Deadlines::new(Times::default());
+        let owing = BTreeMap::from([(MEMBER, true)]);
+        deadlines.of_members(at(0), &owing);
+        deadlines.of_members(at(1_900), &BTreeMap::new());
+        assert!(deadlines.of_members(at(2_100), &owing).members.is_empty());
+    }
+
+    #[test]
+    fn takeover_waits_for_each_step() {
+        let mut deadlines = Deadlines::new(Times::default());
+        deadlines.begin(at(100));
+        assert!(!deadlines.of_takeover(at(1_099), false).gathering);
+        assert!(deadlines.of_takeover(at(1_100), false).gathering);
+        assert!(!deadlines.of_takeover(at(1_200), true).levelling);
+        assert!(deadlines.of_takeover(at(6_200), true).levelling);
+    }
+}

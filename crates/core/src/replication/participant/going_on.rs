@@ -1,0 +1,323 @@
+//! How a participant goes on: the machines are asked for what follows until nothing does without anybody else.
+
+use alloc::vec::Vec;
+
+use smallvec::SmallVec;
+
+use super::reads::{self, Purpose};
+use super::{Act, Operation, Outbox, Part, Participant};
+use crate::base::error::IoError;
+use crate::base::io::{Done, Token};
+use crate::replication::Member;
+use crate::replication::Spans;
+use crate::replication::group::Group;
+use crate::replication::message::Message;
+use crate::replication::takeover::Step;
+
+impl Participant {
+    /// Go on as far as it goes without anybody else.
+    pub(super) fn pump(&mut self) {
+        loop {
+            self.step_down();
+            self.drop_unheld();
+            self.write_spans();
+            self.verify();
+            self.write_superblock();
+            if self.answer() {
+                continue;
+            }
+            self.tell_part();
+            if self.change_part() {
+                continue;
+            }
+            if !self.fill_outboxes() {
+                break;
+            }
+        }
+        self.ask_record();
+        self.complete();
+        self.start_reads();
+    }
+
+    /// Follow, if a higher epoch than that of the part was promised.
+    fn step_down(&mut self) {
+        let promised = self.replica.promised();
+        if self.part.epoch().is_some_and(|epoch| promised > epoch) {
+            self.fence();
+        }
+    }
+
+    /// The part is over.
+    pub(super) fn fence(&mut self) {
+        let served = matches!(self.part, Part::Serves(_));
+        self.begin_part(Part::Follows);
+        if served {
+            self.acts.push(Act::Fenced);
+        }
+    }
+
+    pub(super) fn begin_part(&mut self, part: Part) {
+        for token in self.standing.end_all(self.superblocks.forget_asked()) {
+            self.end(token, Err(IoError::Fenced));
+        }
+        for outbox in self.outboxes.values_mut() {
+            *outbox = Outbox::default();
+        }
+        self.deadlines.begin(self.now);
+        self.part = part;
+        for member in &self.links {
+            match &mut self.part {
+                Part::Follows => {}
+                Part::Takes(takeover) => takeover.connected(*member),
+                Part::Serves(group) => group.connected(*member),
+            }
+        }
+    }
+
+    /// What the copy has let go of is not written.
+    fn drop_unheld(&mut self) {
+        let head = self.replica.head().position;
+        while self.held.back().is_some_and(|held| held.end > head) {
+            self.held.pop_back();
+        }
+    }
+
+    fn begin(&mut self, operation: Operation) -> Token {
+        Token(self.operations.insert(operation) as u64)
+    }
+
+    fn write_spans(&mut self) {
+        while !self.has_failed
+            && let Some(span) = self.replica.next_write()
+        {
+            let end = span.end.position;
+            let index = self
+                .find_held(end)
+                .expect("its data is held until it is written");
+            let held = &self.held[index];
+            let (data, way) = (held.data.clone(), held.way);
+            let offset = self.reads.offset_of(&span);
+            let token = self.begin(Operation::Span { end });
+            self.acts.push(Act::Write {
+                token,
+                offset,
+                data,
+                way,
+            });
+        }
+    }
+
+    fn write_superblock(&mut self) {
+        if self.has_failed || self.superblocks.is_writing() {
+            return;
+        }
+        let wanted = self.replica.next_superblock();
+        let durable = self.replica.durable().position;
+        let last = *self.replica.superblock();
+        if let Some((offset, block)) = self.superblocks.next(wanted, last, durable) {
+            let token = self.begin(Operation::Superblock);
+            self.acts.push(Act::Write {
+                token,
+                offset,
+                data: Vec::from([block]),
+                way: None,
+            });
+        }
+    }
+
+    /// Answer others, and this node itself. Returns whether there was something for itself.
+    fn answer(&mut self) -> bool {
+        let mut own = Vec::new();
+        while let Some((to, epoch, message)) = self.replica.next_message() {
+            if to == self.me {
+                own.push((epoch, message));
+            } else if let Message::LogData(span) = message {
+                self.reads.want(Purpose::Answer { to, epoch }, span);
+            } else {
+                self.acts.push(Act::Answer {
+                    to,
+                    epoch,
+                    message,
+                    data: Vec::new(),
+                });
+            }
+        }
+        let has_some = !own.is_empty();
+        for (epoch, message) in own {
+            if self.part.epoch() == Some(epoch) {
+                self.hear(self.me, epoch, &message, Vec::new());
+            }
+        }
+        has_some
+    }
+
+    /// Tell the part what is durable here.
+    fn tell_part(&mut self) {
+        let durable = self.replica.durable();
+        match &mut self.part {
+            Part::Follows => {}
+            Part::Takes(takeover) => {
+                if matches!(takeover.step(), Step::Fetches { .. } | Step::Levels { .. }) {
+                    takeover.own_durable(durable);
+                }
+                takeover.go_on();
+            }
+            Part::Serves(group) => group.own_durable(durable.position),
+        }
+    }
+
+    /// Serve, if the group is taken; follow, if that was given up.
+    fn change_part(&mut self) -> bool {
+        let Part::Takes(takeover) = &self.part else {
+            return false;
+        };
+        match takeover.step() {
+            Step::Serves { record, head } => {
+                let group = Group::new(self.me, record.clone(), *head, takeover.change());
+                self.begin_part(Part::Serves(group));
+                self.acts.push(Act::Began);
+                true
+            }
+            Step::Stopped(why) => {
+                self.acts.push(Act::Stopped(why.clone()));
+                self.begin_part(Part::Follows);
+                true
+            }
+            Step::Gathers | Step::Fetches { .. } | Step::Levels { .. } | Step::Asks { .. } => false,
+        }
+    }
+
+    /// Ask the part for messages to whoever has room for them. Returns whether there was one for this node itself.
+    fn fill_outboxes(&mut self) -> bool {
+        let head = self.replica.head();
+        let epoch = self.part.epoch().unwrap_or(0);
+        let mut has_own = false;
+        let others: SmallVec<[Member; 4]> = match &self.part {
+            Part::Follows => return false,
+            Part::Takes(takeover) => takeover.members().collect(),
+            Part::Serves(group) => group.others().collect(),
+        };
+        for member in others {
+            while self.has_room_for(member) {
+                let next = match &mut self.part {
+                    Part::Follows => None,
+                    Part::Takes(takeover) => takeover.next_message(member, &self.replica, head),
+                    Part::Serves(group) => group.next_message(member, &self.replica),
+                };
+                let Some(message) = next else { break };
+                if member == self.me {
+                    has_own = true;
+                    self.replica.receive(self.me, epoch, &message);
+                } else {
+                    self.enqueue(member, message);
+                }
+            }
+        }
+        has_own
+    }
+
+    fn has_room_for(&self, member: Member) -> bool {
+        let outbox = self.outboxes.get(&member);
+        member == self.me || outbox.is_some_and(Outbox::takes_more)
+    }
+
+    fn enqueue(&mut self, to: Member, message: Message) {
+        let Some(outbox) = self.outboxes.get_mut(&to) else {
+            return;
+        };
+        let Message::Append(span) = message else {
+            return outbox.push(message, Vec::new());
+        };
+        let index = self
+            .held
+            .partition_point(|held| held.end < span.end.position);
+        match self.held.get(index) {
+            Some(held) if held.end == span.end.position => {
+                outbox.push(message, held.data.clone());
+            }
+            _ => {
+                let place = outbox.push_unread(message, span.blocks);
+                self.reads.want(Purpose::Send { to, place }, span);
+            }
+        }
+    }
+
+    fn ask_record(&mut self) {
+        let record = match &mut self.part {
+            Part::Follows => None,
+            Part::Takes(takeover) => takeover.next_record(),
+            Part::Serves(group) => group.next_record(),
+        };
+        self.acts.extend(record.map(Act::Ask));
+    }
+
+    /// End what is committed of what stands on the log.
+    fn complete(&mut self) {
+        let Part::Serves(group) = &self.part else {
+            return;
+        };
+        if group.record().config.members.count() < self.copies_min {
+            return;
+        }
+        let (committed, retired) = (group.committed(), group.retired());
+        while let Some(token) = self.standing.next_committed(committed) {
+            self.end(token, Ok(()));
+        }
+        if let Some(token) = self.superblocks.next_retired(retired) {
+            self.end(token, Ok(()));
+        }
+    }
+
+    // Reading the log.
+
+    fn verify(&mut self) {
+        if let Some(up_to) = self.replica.next_verify() {
+            let tail = self.replica.superblock().tail;
+            self.reads.verify(tail.position, up_to.position);
+        }
+        if let Some(is_good) = self.reads.next_verified(&self.replica) {
+            self.replica.verified(is_good);
+        }
+    }
+
+    /// Begin the reads that there is memory for.
+    fn start_reads(&mut self) {
+        while let Some((piece, offset, buf, decrypt)) = self.reads.next(&self.replica) {
+            let token = self.begin(Operation::Read { piece });
+            self.acts.push(Act::Read {
+                token,
+                offset,
+                buf,
+                decrypt,
+            });
+        }
+    }
+
+    pub(super) fn read_piece(&mut self, piece: reads::Piece, result: Result<Done, IoError>) {
+        let buf = match result {
+            Ok(Done::Read(buf)) => Ok(buf),
+            Ok(_) => Err(IoError::Failed),
+            Err(error) => Err(error),
+        };
+        let Some((purpose, span, data)) = self.reads.done(piece, buf, &self.replica) else {
+            return;
+        };
+        match (purpose, data) {
+            (Purpose::Send { to, place }, Some(data)) => {
+                if let Some(outbox) = self.outboxes.get_mut(&to) {
+                    outbox.fill(place, data);
+                }
+            }
+            (Purpose::Answer { to, epoch }, Some(data)) => self.acts.push(Act::Answer {
+                to,
+                epoch,
+                message: Message::LogData(span),
+                data,
+            }),
+            // It has gone from the log, or cannot be read: who waits for it begins anew.
+            (Purpose::Send { to, .. }, None) => self.acts.push(Act::Break(to)),
+            (Purpose::Answer { to, .. }, None) => self.acts.push(Act::Drop(to)),
+            (Purpose::Verify, _) => {}
+        }
+    }
+}

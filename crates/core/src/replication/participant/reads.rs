@@ -1,0 +1,239 @@
+//! Spans that are read from this medium: for members that need them later than they were written, for a candidate, and to
+//! be compared with their checksums.
+//!
+//! A span is read in pieces, since a buffer has a largest size. What was read counts only if the log still has the span then:
+//! its place may have been written over.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use slab::Slab;
+
+use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::error::IoError;
+use crate::base::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
+use crate::format::{LOG_HEADER_BLOCKS, SpanHeader, block_checksum};
+use crate::log::replay::stored_checksums;
+use crate::replication::replica::Replica;
+use crate::replication::{Member, SpanId, Spans};
+
+/// Spans that are read at once.
+const READS_MAX: usize = 4;
+
+/// What a span is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The message at this place of what goes to a member.
+    Send { to: Member, place: u64 },
+    /// A candidate has asked for it.
+    Answer { to: Member, epoch: u64 },
+    /// To be compared with its checksums.
+    Verify,
+}
+
+/// A piece of a span that is being read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    read: usize,
+    index: usize,
+}
+
+#[derive(Debug)]
+struct Reading {
+    purpose: Purpose,
+    span: SpanId,
+    pieces: Vec<Option<Buf>>,
+    begun: usize,
+    missing: usize,
+    has_failed: bool,
+}
+
+/// A copy that is read back.
+#[derive(Clone, Copy, Debug)]
+struct Verify {
+    /// Spans that end before it were read.
+    next: u64,
+    up_to: u64,
+    is_reading: bool,
+    is_bad: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SpanReads {
+    pool: Arc<Pool>,
+    ring_blocks: u64,
+    wanted: VecDeque<(Purpose, SpanId)>,
+    reading: Slab<Reading>,
+    verify: Option<Verify>,
+    is_starved: bool,
+}
+
+/// A span that was read: for what, and its blocks if the log still has it.
+pub(super) type Read = (Purpose, SpanId, Option<Vec<Buf>>);
+
+impl SpanReads {
+    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64) -> Self {
+        Self {
+            pool,
+            ring_blocks,
+            wanted: VecDeque::new(),
+            reading: Slab::new(),
+            verify: None,
+            is_starved: false,
+        }
+    }
+
+    /// Offset in bytes on the log's region of a span.
+    pub(super) fn offset_of(&self, span: &SpanId) -> u64 {
+        let position = span.end.position - u64::from(span.blocks);
+        (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64
+    }
+
+    /// Read a span.
+    pub(super) fn want(&mut self, purpose: Purpose, span: SpanId) {
+        self.wanted.push_back((purpose, span));
+    }
+
+    /// Read back what lies between two positions.
+    pub(super) fn verify(&mut self, from: u64, up_to: u64) {
+        self.verify = Some(Verify {
+            next: from,
+            up_to,
+            is_reading: false,
+            is_bad: false,
+        });
+    }
+
+    /// Whether something waits for memory.
+    pub(super) fn is_starved(&self) -> bool {
+        self.is_starved
+    }
+
+    /// Whether all was read back, and is as it should be.
+    pub(super) fn next_verified(&mut self, log: &Replica) -> Option<bool> {
+        let verify = self.verify?;
+        if verify.is_reading {
+            return None;
+        }
+        let is_over = verify.is_bad || next_of(&verify, log).is_none();
+        is_over.then(|| {
+            self.verify = None;
+            !verify.is_bad
+        })
+    }
+
+    /// The next piece to read: where, into what, and whether in the clear.
+    pub(super) fn next(&mut self, log: &Replica) -> Option<(Piece, u64, BufMut, bool)> {
+        self.is_starved = false;
+        let unbegun = |(_, one): &(usize, &Reading)| one.begun < one.pieces.len();
+        let read = match self.reading.iter().find(unbegun) {
+            Some((read, _)) => read,
+            None => self.begin(log)?,
+        };
+        let reading = &self.reading[read];
+        let (index, blocks) = (reading.begun, reading.span.blocks as usize);
+        let first = index * REQUEST_BLOCKS_MAX;
+        let bytes = (blocks - first).min(REQUEST_BLOCKS_MAX) * BLOCK_BYTES;
+        let Some(buf) = self.pool.alloc(bytes) else {
+            self.is_starved = true;
+            return None;
+        };
+        let offset = self.offset_of(&reading.span) + (first * BLOCK_BYTES) as u64;
+        let is_clear = reading.purpose == Purpose::Verify;
+        self.reading[read].begun += 1;
+        Some((Piece { read, index }, offset, buf, is_clear))
+    }
+
+    fn begin(&mut self, log: &Replica) -> Option<usize> {
+        if self.reading.len() >= READS_MAX {
+            return None;
+        }
+        let (purpose, span) = if let Some(wanted) = self.wanted.pop_front() {
+            wanted
+        } else {
+            let verify = self.verify.as_mut();
+            let verify = verify.filter(|verify| !verify.is_reading)?;
+            let span = next_of(verify, log)?;
+            verify.is_reading = true;
+            (Purpose::Verify, span)
+        };
+        let pieces = (span.blocks as usize).div_ceil(REQUEST_BLOCKS_MAX);
+        Some(self.reading.insert(Reading {
+            purpose,
+            span,
+            pieces: (0..pieces).map(|_| None).collect(),
+            begun: 0,
+            missing: pieces,
+            has_failed: false,
+        }))
+    }
+
+    /// A piece was read. Returns the span, once it was read whole.
+    pub(super) fn done(
+        &mut self,
+        piece: Piece,
+        result: Result<BufMut, IoError>,
+        log: &Replica,
+    ) -> Option<Read> {
+        let reading = self.reading.get_mut(piece.read)?;
+        reading.missing -= 1;
+        match result {
+            Ok(buf) => reading.pieces[piece.index] = Some(buf.freeze()),
+            Err(_) => reading.has_failed = true,
+        }
+        if reading.missing > 0 || reading.begun < reading.pieces.len() {
+            return None;
+        }
+        let Reading {
+            purpose,
+            span,
+            pieces,
+            has_failed,
+            ..
+        } = self.reading.remove(piece.read);
+        let is_there = log.span_after(span.end.position - 1) == Some(span);
+        let data: Option<Vec<Buf>> = pieces.into_iter().collect();
+        if purpose == Purpose::Verify
+            && let Some(verify) = &mut self.verify
+        {
+            verify.is_reading = false;
+            verify.next = span.end.position;
+            let is_good = data.as_ref().is_some_and(|data| is_whole(&span, data));
+            verify.is_bad |= is_there && !is_good;
+        }
+        Some((purpose, span, data.filter(|_| is_there && !has_failed)))
+    }
+}
+
+/// The next span that is to be read back.
+fn next_of(verify: &Verify, log: &Replica) -> Option<SpanId> {
+    let next = log.span_after(verify.next)?;
+    (next.end.position <= verify.up_to).then_some(next)
+}
+
+/// Whether blocks in the clear are those of a span, all of them as they were sealed.
+fn is_whole(span: &SpanId, data: &[Buf]) -> bool {
+    let Some(first) = data.first() else {
+        return false;
+    };
+    let Ok(header) = SpanHeader::peek(first) else {
+        return false;
+    };
+    let control_bytes = usize::from(header.control_blocks.get()) * BLOCK_BYTES;
+    let Some(control) = first.get(..control_bytes) else {
+        return false;
+    };
+    let is_it = header.checksum.get() == span.end.chain && header.chain.get() == span.start.chain;
+    if !is_it || SpanHeader::verify(control).is_err() {
+        return false;
+    }
+    let checksums = stored_checksums(control, &header);
+    let blocks = data.iter().flat_map(|part| part.chunks_exact(BLOCK_BYTES));
+    let blocks = blocks.skip(control_bytes / BLOCK_BYTES);
+    blocks.clone().count() == checksums.len()
+        && blocks
+            .zip(&checksums)
+            .all(|(block, checksum)| block_checksum(block) == *checksum)
+}

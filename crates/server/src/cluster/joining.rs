@@ -1,0 +1,119 @@
+//! What a node needs at its start to speak with the others of its cluster.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+
+use hdcs_core::base::buf::Pool;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::WIRE_CREDIT_BYTES_MIN;
+use hdcs_core::replication::participant::Times;
+use hdcs_core::wire::{BootId, ClusterId, NodeId};
+use hdcs_messenger::handshake::{Identity, Own, Versions};
+use hdcs_messenger::tls::{Credentials, CredentialsError, Files};
+use thiserror::Error;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use uuid::Uuid;
+
+use crate::config::cluster::{Cluster, ClusterNode};
+use crate::shard::groups::{GroupEvent, GroupsConfig};
+use crate::shard::links::{self, LinksConfig, PeerConfig};
+
+/// Memory that spans of other nodes come into.
+const SPANS_BYTES: usize = 64 << 20;
+
+/// Why a node cannot speak with others.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    /// It cannot listen.
+    #[error(
+        "`listen` of [cluster], {address}: {source}: stop the program that has that address, or change it"
+    )]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another node's address means nothing.
+    #[error("`address` of [cluster.nodes.{name}], {address}: it cannot be looked up: {why}")]
+    Address {
+        /// Which node.
+        name: String,
+        /// What the file says.
+        address: String,
+        /// Why.
+        why: String,
+    },
+    /// Its certificate is of no use.
+    #[error("the TLS files of [cluster]: {0}")]
+    Tls(#[from] CredentialsError),
+}
+
+/// What the first shard needs to have copies, for the run of this node that has this number; and what it tells of them.
+pub fn join(
+    cluster: &Cluster,
+    run: u64,
+) -> Result<(GroupsConfig, UnboundedReceiver<GroupEvent>), JoinError> {
+    let address = cluster.listen;
+    let listener =
+        TcpListener::bind(address).map_err(|source| JoinError::Listen { address, source })?;
+    let others = (cluster.nodes.iter()).filter(|(_, node)| node.member != cluster.own.member);
+    let peers: Result<Vec<_>, _> = others.map(|(name, node)| peer(name, node)).collect();
+    let credentials = cluster.tls.as_ref().map(|tls| {
+        Credentials::load(&Files {
+            certificate: tls.certificate.clone(),
+            key: tls.key.clone(),
+            authority: tls.authority.clone(),
+            revocations: None,
+        })
+    });
+    let boot = Uuid::new_v4();
+    let (events, told) = unbounded_channel();
+    let links = LinksConfig {
+        own: Own {
+            identity: Identity {
+                cluster: ClusterId(*cluster.id.as_bytes()),
+                node: NodeId(*cluster.own.id.as_bytes()),
+                number: u32::from(cluster.own.member.0),
+                boot: BootId(*boot.as_bytes()),
+                boots: run,
+            },
+            versions: Versions::KNOWN,
+            credit_bytes: 2 * WIRE_CREDIT_BYTES_MIN,
+        },
+        peers: peers?,
+        credentials: credentials.transpose()?,
+        pool: Pool::new(SPANS_BYTES),
+        seed: boot.as_u64_pair().0,
+        times: links::Times::default(),
+    };
+    let config = GroupsConfig {
+        me: cluster.own.member,
+        times: Times {
+            member_max: Nanos::from_millis(cluster.member_deadline_ms),
+            ..Times::default()
+        },
+        links,
+        listener: listener.into(),
+        events,
+    };
+    Ok((config, told))
+}
+
+fn peer(name: &str, node: &ClusterNode) -> Result<PeerConfig, JoinError> {
+    let text = node.address.as_str();
+    let unknown = |why: String| JoinError::Address {
+        name: name.to_owned(),
+        address: text.to_owned(),
+        why,
+    };
+    let mut found = text
+        .to_socket_addrs()
+        .map_err(|error| unknown(error.to_string()))?;
+    let address = found.next();
+    Ok(PeerConfig {
+        member: node.member,
+        node: NodeId(*node.id.as_bytes()),
+        address: address.ok_or_else(|| unknown("there is no such host".to_owned()))?,
+    })
+}

@@ -1,0 +1,33 @@
+//! A small, fixed cluster: nodes that a file names, and records of groups in a directory that all of them see. It is
+//! experimental.
+//!
+//! ```text
+//!   [cluster] of each node ──► which nodes there are (`crate::config::cluster`)
+//!   DIR/VOLUME/spec.json ────► what a node needs to hold a copy and to serve ([`spec`])
+//!   DIR/VOLUME/record-N.json ► whose copies count, and who may open the log ([`records`])
+//! ```
+
+pub mod joining;
+pub mod records;
+pub mod spec;
+
+use hdcs_api::groups::Ack;
+use hdcs_core::replication::record::AckLevel;
+
+/// An ack level as files and the API name it.
+pub const fn ack_word(level: AckLevel) -> Ack {
+    match level {
+        AckLevel::One => Ack::One,
+        AckLevel::Majority => Ack::Majority,
+        AckLevel::All => Ack::All,
+    }
+}
+
+/// The ack level that is named so.
+pub const fn ack_level(word: Ack) -> AckLevel {
+    match word {
+        Ack::One => AckLevel::One,
+        Ack::Majority => AckLevel::Majority,
+        Ack::All => AckLevel::All,
+    }
+}

@@ -1,0 +1,371 @@
+//! Groups of the nodes of a fixed cluster, as operators ask for them and see them.
+//!
+//! What is asked for is checked here, and the records are read here. The data path does the rest, by [`Replication`]; on
+//! a node whose data path has none of it, whatever needs it is refused.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hdcs_api::groups::{
+    Group, GroupPhase, GroupRecord as ApiRecord, GroupRequest, GroupRole, GroupView, TakeOver,
+};
+use hdcs_api::{ApiError, CreateVolume, ErrorKind, Mode};
+use hdcs_core::replication::Member;
+use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Phase, Seat};
+use hdcs_core::volume::LogFailure;
+use uuid::Uuid;
+
+use super::setup::Setup;
+use super::{ANSWER_TIME_MAX, at_volume, failed, invalid, looks};
+use crate::catalogue::{Entry, VolumeName};
+use crate::cluster::records::{RecordStore, StoreError};
+use crate::cluster::spec::VolumeSpecFile;
+use crate::cluster::{ack_level, ack_word};
+use crate::config::VolumeSettings;
+use crate::config::cluster::Cluster;
+
+/// Copies of a log in all.
+const REPLICAS: std::ops::RangeInclusive<u8> = 2..=3;
+/// What the first copy says of when it was brought up: it never was.
+const FIRST_JOINED: u64 = 1;
+
+/// Work of the data path that an operator waits for.
+pub type Work<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
+
+/// What the data path does of replication.
+pub trait Replication: Send + Sync {
+    /// What this node sees of a group, if it has a part in it.
+    fn view(&self, volume: Uuid) -> Option<GroupView>;
+
+    /// Have this node, a member that does not serve, take the group whose newest record is given. It ends when the volume
+    /// is served, or with the reason why it is not.
+    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()>;
+}
+
+/// The group that a new volume is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPlan {
+    /// This node.
+    pub primary: Member,
+    /// The nodes whose copies are to be brought up.
+    pub others: Nodes,
+    /// What was asked for.
+    pub request: GroupRequest,
+}
+
+impl GroupPlan {
+    /// The first record: the primary alone is a member, and the others are to join.
+    pub fn first_record(&self) -> GroupRecord {
+        let seat = Seat {
+            member: self.primary,
+            joined: FIRST_JOINED,
+        };
+        let config = Config {
+            members: [seat].into_iter().collect(),
+            replicas: self.request.replicas,
+            ack: ack_level(self.request.ack),
+        };
+        GroupRecord::first(self.primary, config, self.others.clone())
+    }
+}
+
+/// Check what is asked for a new volume with these settings.
+fn check_plan(
+    cluster: Option<&Cluster>,
+    settings: &VolumeSettings,
+    create: &CreateVolume,
+    request: &GroupRequest,
+) -> Result<GroupPlan, String> {
+    let cluster = cluster.ok_or(
+        "copies on other nodes need a cluster: give [cluster] in the configuration (docs/GROUPS.md)",
+    )?;
+    let (replicas, copies_min) = (request.replicas, request.copies_min);
+    if !REPLICAS.contains(&replicas) {
+        return Err(format!(
+            "a volume has 2 or 3 replicas, this node's copy included, not {replicas}: for one copy, leave the group out"
+        ));
+    }
+    if !(1..=replicas).contains(&copies_min) {
+        return Err(format!(
+            "copies_min is from 1 to the number of replicas, {replicas}, and not {copies_min}"
+        ));
+    }
+    let others = check_nodes(cluster, request)?;
+    if create.mode == Mode::Storage {
+        return Err(
+            "a volume in storage mode has no copies on other nodes yet: use cache mode".to_owned(),
+        );
+    }
+    if create.encryption.is_some() {
+        return Err("an encrypted volume has no copies on other nodes yet".to_owned());
+    }
+    if settings.log_failure == LogFailure::PassThrough {
+        return Err(
+            "`log_failure` is \"pass-through\", which writes past the log, and so past its copies: say \
+             log_failure=read-only"
+                .to_owned(),
+        );
+    }
+    match &create.backend {
+        None => Err(
+            "the other nodes have to reach its backend, and the data directory is this node's alone: give --backend"
+                .to_owned(),
+        ),
+        Some(url) if hdcs_backend::is_read_only(url) => Err(format!(
+            "backend {url} is only read: nothing is ever in its log, and copies of that are of no use"
+        )),
+        Some(_) => Ok(GroupPlan {
+            primary: cluster.own.member,
+            others,
+            request: request.clone(),
+        }),
+    }
+}
+
+/// The nodes but this one, if they are as many as there should be.
+fn check_nodes(cluster: &Cluster, request: &GroupRequest) -> Result<Nodes, String> {
+    let names: Vec<_> = cluster.nodes.keys().map(String::as_str).collect();
+    let names = names.join(", ");
+    if request.nodes.first() != Some(&cluster.node) {
+        return Err(format!(
+            "the first of its nodes is the one that is asked, {}: the nodes are {names}",
+            cluster.node
+        ));
+    }
+    let mut nodes = Nodes::new();
+    for name in &request.nodes {
+        let node = cluster.nodes.get(name);
+        let node = node.ok_or_else(|| format!("there is no node {name}: the nodes are {names}"))?;
+        if !nodes.insert(node.member) {
+            return Err(format!("node {name} is named twice: one node has one copy"));
+        }
+    }
+    if nodes.len() != usize::from(request.replicas) {
+        return Err(format!(
+            "{} replicas are on as many nodes, and {} are named: the nodes are {names}",
+            request.replicas,
+            nodes.len()
+        ));
+    }
+    nodes.remove(&cluster.own.member);
+    Ok(nodes)
+}
+
+/// The groups of the cluster.
+pub(in crate::control) struct Groups {
+    setup: Arc<Setup>,
+    store: Option<RecordStore>,
+    /// None: the data path has none of it.
+    replication: Option<Arc<dyn Replication>>,
+}
+
+impl Groups {
+    pub(super) fn new(setup: Arc<Setup>, replication: Option<Arc<dyn Replication>>) -> Self {
+        let cluster = setup.cluster();
+        let store = cluster.map(|cluster| RecordStore::new(&cluster.records, cluster.own.member));
+        Self {
+            setup,
+            store,
+            replication,
+        }
+    }
+
+    /// The group that a new volume is to have, if it is to have one and can.
+    pub fn plan(
+        &self,
+        name: &VolumeName,
+        create: &CreateVolume,
+    ) -> Result<Option<GroupPlan>, ApiError> {
+        let Some(request) = &create.group else {
+            return Ok(None);
+        };
+        let at = |why: String| invalid(format!("volume {name}: {why}"));
+        let settings = self.setup.settings_of(&create.settings);
+        let settings = settings.map_err(|error| at(error.message))?;
+        let plan = check_plan(self.setup.cluster(), &settings, create, request).map_err(at)?;
+        self.replication()?;
+        Ok(Some(plan))
+    }
+
+    /// Make the group of a volume whose files are there, with this number of its log, before it is opened.
+    pub async fn found(&self, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), ApiError> {
+        let name = &entry.name;
+        let spec = VolumeSpecFile::of(entry, log, plan.request.copies_min);
+        let spec = spec.ok_or_else(|| failed(format!("volume {name}: it has no backend")))?;
+        if self.find(name.as_str()).await.is_ok() {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name}: another volume of the cluster has this name: choose another"
+                ),
+            ));
+        }
+        let first = plan.first_record();
+        let made = self.ask_store(move |store| store.create(&spec, &first));
+        made.await.map_err(|error| at_volume(name.as_str(), error))
+    }
+
+    /// Forget the group of a volume that is gone.
+    pub async fn forget(&self, entry: &Entry) {
+        if !entry.is_replicated {
+            return;
+        }
+        let uuid = entry.uuid;
+        if let Err(error) = self.ask_store(move |store| store.remove(uuid)).await {
+            tracing::warn!("volume {}: its group stays: {error}", entry.name);
+        }
+    }
+
+    /// All groups of the cluster, by the names of their volumes.
+    pub async fn list(&self) -> Result<Vec<Group>, ApiError> {
+        let cluster = self.cluster()?;
+        let found = self.ask_store(RecordStore::groups).await?;
+        let mut groups = Vec::new();
+        for (uuid, found) in found {
+            groups.push(match found {
+                Ok((spec, record)) => self.group(cluster, &spec, &record),
+                Err(error) => Group {
+                    volume: String::new(),
+                    uuid: uuid.to_string(),
+                    record: None,
+                    trouble: Some(error.to_string()),
+                    here: None,
+                },
+            });
+        }
+        groups.sort_by(|one, other| (&one.volume, &one.uuid).cmp(&(&other.volume, &other.uuid)));
+        Ok(groups)
+    }
+
+    /// The group of one volume.
+    pub async fn show(&self, name: &str) -> Result<Group, ApiError> {
+        let cluster = self.cluster()?;
+        let (spec, record) = self.find(name).await?;
+        Ok(self.group(cluster, &spec, &record))
+    }
+
+    /// Have this node take the group of a volume.
+    pub async fn take_over(&self, name: &str, request: TakeOver) -> Result<Group, ApiError> {
+        let cluster = self.cluster()?;
+        let (spec, record) = self.find(name).await?;
+        let own = cluster.own.member;
+        let refuse = |why: String| {
+            let message = format!("volume {name}: {why}");
+            Err(ApiError::new(ErrorKind::Conflict, message))
+        };
+        if !record.config.members.contains(own) {
+            let members = record.config.members.iter();
+            let members: Vec<_> = members.map(|member| cluster.called(member)).collect();
+            return refuse(format!(
+                "this node, {}, is no member of its group, and so may lack what was acknowledged: ask one of {}",
+                cluster.node,
+                members.join(", ")
+            ));
+        }
+        if record.primary() == Some(own) && self.is_served(spec.uuid) {
+            return refuse(format!("this node, {}, serves it already", cluster.node));
+        }
+        self.replication()?.take_over(spec, record, request).await?;
+        self.show(name).await
+    }
+
+    fn is_served(&self, volume: Uuid) -> bool {
+        let view = self.replication.as_ref().and_then(|path| path.view(volume));
+        view.is_some_and(|view| view.role == GroupRole::Serves)
+    }
+
+    fn cluster(&self) -> Result<&Cluster, ApiError> {
+        self.setup.cluster().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::Conflict,
+                "this node is alone: groups are there on nodes with [cluster] in their configuration (docs/GROUPS.md)",
+            )
+        })
+    }
+
+    fn replication(&self) -> Result<&Arc<dyn Replication>, ApiError> {
+        self.replication.as_ref().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::Unavailable,
+                "the data path of this node does not replicate: nothing was changed",
+            )
+        })
+    }
+
+    async fn find(&self, name: &str) -> Result<(VolumeSpecFile, GroupRecord), ApiError> {
+        let found = self.ask_store(RecordStore::groups).await?;
+        let mut troubles = Vec::new();
+        for group in found.into_values() {
+            match group {
+                Ok((spec, record)) if spec.name.as_str() == name => return Ok((spec, record)),
+                Ok(_) => {}
+                Err(error) => troubles.push(error.to_string()),
+            }
+        }
+        // It may be one of those of which that cannot be told.
+        if troubles.is_empty() {
+            let why = format!("volume {name}: it has no group");
+            return Err(ApiError::new(ErrorKind::NotFound, why));
+        }
+        let troubles = troubles.join("; ");
+        Err(failed(format!(
+            "volume {name}: no group of it can be read: {troubles}"
+        )))
+    }
+
+    /// Ask the store, which may wait for another host.
+    async fn ask_store<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&RecordStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let path = &self.cluster()?.records;
+        let silent = || {
+            let path = path.display();
+            failed(format!(
+                "records of groups: {path}: what it lies on does not answer"
+            ))
+        };
+        let store = self.store.clone().ok_or_else(silent)?;
+        let at = path.to_string_lossy();
+        let asked = looks::in_time(&at, ANSWER_TIME_MAX, move || ask(&store)).await;
+        let asked = asked.ok_or_else(silent)?;
+        asked.map_err(|error| failed(error.to_string()))
+    }
+
+    fn group(&self, cluster: &Cluster, spec: &VolumeSpecFile, record: &GroupRecord) -> Group {
+        let replication = self.replication.as_ref();
+        Group {
+            volume: spec.name.to_string(),
+            uuid: spec.uuid.to_string(),
+            record: Some(in_api(cluster, spec, record)),
+            trouble: None,
+            here: replication.and_then(|path| path.view(spec.uuid)),
+        }
+    }
+}
+
+/// A record as the API says it.
+fn in_api(cluster: &Cluster, spec: &VolumeSpecFile, record: &GroupRecord) -> ApiRecord {
+    let (phase, primary) = match record.phase {
+        Phase::Taking { candidate } => (GroupPhase::Taking, candidate),
+        Phase::Serving { primary } => (GroupPhase::Serving, primary),
+    };
+    let config = &record.config;
+    let called = |member| cluster.called(member);
+    ApiRecord {
+        revision: record.revision,
+        epoch: record.epoch,
+        phase,
+        primary: called(primary),
+        members: config.members.iter().map(called).collect(),
+        joiners: record.joiners.iter().copied().map(called).collect(),
+        ack: ack_word(config.ack),
+        replicas: config.replicas,
+        copies_min: spec.copies_min,
+        floor_blocks: record.floor.position,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,562 @@
+//! This node's copies of replicated logs, and the volumes that stand on them while it serves.
+//!
+//! ```text
+//!  records (all nodes see them)                       first shard
+//!   │  a record that names this node                      │
+//!   ├─► no copy yet: make one ─► OpenCopy ───────────────►│ follows
+//!   ├─► SeeRecord ───────────────────────────────────────►│
+//!   ◄── Ask: replace the record by this one ──────────────┤ takes, joins, leaves
+//!   │   Began ◄───────────────────────────────────────────┤ serves
+//!   │    └─► the volume is opened over the copy           │
+//!   │   Fenced ◄──────────────────────────────────────────┤ follows again
+//!   │    └─► the volume is closed, without destage        │
+//! ```
+//!
+//! Nothing opens by itself: that a node starts is no reason. But whom the record calls the primary, and who does not serve,
+//! takes the group once more: with a new epoch and with promises, as anybody else would.
+//!
+//! Invariants:
+//! 1. A volume with a group is opened only between `Began` and `Fenced`.
+//! 2. Of one group one thing is done at a time, in the order of what was told.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hdcs_api::groups::{GroupRole, GroupView, TakeOver};
+use hdcs_api::{ApiError, ErrorKind};
+use hdcs_core::node::opening::Failure;
+use hdcs_core::replication::Member;
+use hdcs_core::replication::participant::{Role, Status};
+use hdcs_core::replication::record::GroupRecord;
+use hdcs_device::DeviceRegion;
+use hdcs_frontend::VolumeNumber;
+use tokio::sync::mpsc::UnboundedReceiver;
+use uuid::Uuid;
+
+use super::create::{make_copy, make_copy_again};
+use super::groups::{Replication, Work};
+use super::open::NotOpen;
+use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
+use crate::catalogue::Entry;
+use crate::cluster::records::{Proposed, RecordStore};
+use crate::cluster::spec::VolumeSpecFile;
+use crate::control::link::Link;
+use crate::log_limit::LogLimit;
+use crate::shard::command::Command;
+use crate::shard::groups::{CopySpec, GroupChange, GroupEvent};
+
+/// How often the records are looked at.
+const LOOK_PERIOD: Duration = Duration::from_millis(200);
+/// How long a takeover may take until the volume is served.
+const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between two lines in the log about what goes wrong again and again.
+const FAULT_PERIOD: Duration = Duration::from_secs(10);
+
+/// Whether this node serves a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Serving {
+    #[default]
+    No,
+    /// Its group is this node's, and it is being opened, or could not be.
+    May,
+    Yes,
+}
+
+/// What is known of one group.
+#[derive(Default)]
+struct Known {
+    /// The record that the copy was told last.
+    revision: u64,
+    /// Whether the copy is open.
+    is_open: bool,
+    /// The epoch in which this process has begun to serve, or to take the group for that.
+    epoch: u64,
+    serving: Serving,
+    /// Whether this node was the primary before it took the group, so that its cache knows what was destaged.
+    keeps_cache: bool,
+    /// Why the last takeover by this node did not come about, or the volume was not opened after it.
+    stopped: Option<String>,
+    status: Option<Status>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(in crate::control) struct Replicas(Arc<Inner>);
+
+struct Inner {
+    store: RecordStore,
+    me: Member,
+    link: Arc<Link>,
+    known: Mutex<BTreeMap<Uuid, Known>>,
+    faults: Mutex<LogLimit>,
+}
+
+impl Replicas {
+    /// Nothing is known yet.
+    pub fn new(store: RecordStore, me: Member, link: Arc<Link>) -> Self {
+        Self(Arc::new(Inner {
+            store,
+            me,
+            link,
+            known: Mutex::default(),
+            faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
+        }))
+    }
+
+    fn with<T>(&self, volume: Uuid, call: impl FnOnce(&mut Known) -> T) -> T {
+        call(lock(&self.0.known).entry(volume).or_default())
+    }
+
+    fn complain(&self, what: &str) {
+        if let Some(left_out) = lock(&self.0.faults).pass() {
+            tracing::warn!(left_out, "{what}");
+        }
+    }
+
+    /// Whether a volume may be open here.
+    pub fn may_serve(&self, volume: Uuid) -> bool {
+        self.with(volume, |known| known.serving != Serving::No)
+    }
+
+    /// Tell the copy of the record, if it does not know it.
+    fn tell(&self, volume: Uuid, record: &GroupRecord) {
+        let is_news = self.with(volume, |known| {
+            let is_news = known.is_open && record.revision > known.revision;
+            if is_news {
+                known.revision = record.revision;
+            }
+            is_news
+        });
+        if is_news {
+            let record = Box::new(record.clone());
+            self.0.link.send(Command::SeeRecord(volume, record));
+        }
+    }
+
+    /// Have the store replace its record by this one, and tell the copy what it has then.
+    async fn ask(&self, volume: Uuid, record: GroupRecord) {
+        let (store, asked) = (self.0.store.clone(), record.clone());
+        let outcome = beside(move || match store.propose(volume, &asked) {
+            Proposed::Written => Ok(Some(asked)),
+            Proposed::Lost(newer) => Ok(Some(*newer)),
+            Proposed::Refused(error) => {
+                tracing::warn!("a record that may not follow was not written: {error}");
+                store.read(volume)
+            }
+            Proposed::Unknown(error) => {
+                tracing::warn!("{error}");
+                store.read(volume)
+            }
+        });
+        let found = match outcome.await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                self.complain(&error.to_string());
+                None
+            }
+            Err(error) => {
+                self.complain(&error.to_string());
+                None
+            }
+        };
+        if let Some(found) = &found {
+            self.tell(volume, found);
+        }
+        if found.is_none_or(|found| found.revision < record.revision) {
+            // It is not there, whatever became of the attempt.
+            tokio::time::sleep(LOOK_PERIOD).await;
+            self.0.link.send(Command::AskAgain(volume));
+        }
+    }
+
+    /// Ask for the group, as its candidate.
+    async fn take(&self, volume: Uuid, record: &GroupRecord) {
+        let taking = record.taking(self.0.me);
+        self.with(volume, |known| {
+            known.epoch = taking.epoch;
+            known.keeps_cache = record.primary() == Some(self.0.me);
+            known.stopped = None;
+        });
+        self.ask(volume, taking).await;
+    }
+
+    /// What this node's copy is and has.
+    async fn look(&self, volume: Uuid) {
+        let status = self
+            .0
+            .link
+            .ask("looking at a copy", COMMAND_TIME_MAX, |answer| {
+                Command::CopyStatus(volume, answer)
+            });
+        let status = status.await.ok();
+        self.with(volume, |known| known.status = status);
+    }
+
+    /// Wait until this node serves a volume, or cannot.
+    pub async fn await_served(&self, name: &str, volume: Uuid) -> Result<(), ApiError> {
+        let until = Instant::now() + TAKEOVER_TIME_MAX;
+        loop {
+            let (serving, stopped) =
+                self.with(volume, |known| (known.serving, known.stopped.take()));
+            if let Some(why) = stopped {
+                let message = format!("volume {name}: this node could not take its group: {why}");
+                return Err(ApiError::new(ErrorKind::Conflict, message));
+            }
+            if serving == Serving::Yes {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                let message = format!(
+                    "volume {name}: it is not served after {} s; `hdcs group show {name}` says how far it is",
+                    TAKEOVER_TIME_MAX.as_secs()
+                );
+                return Err(ApiError::new(ErrorKind::Timeout, message));
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
+    }
+}
+
+impl Replication for Replicas {
+    fn view(&self, volume: Uuid) -> Option<GroupView> {
+        let status = self.with(volume, |known| known.status.clone())?;
+        Some(GroupView {
+            role: match status.role {
+                Role::Follows => GroupRole::Follows,
+                Role::Takes => GroupRole::Takes,
+                Role::Serves => GroupRole::Serves,
+            },
+            head_blocks: status.head,
+            durable_blocks: status.durable,
+            committed_blocks: status.committed.unwrap_or(0),
+            others: Vec::new(),
+        })
+    }
+
+    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()> {
+        let replicas = self.clone();
+        Box::pin(async move {
+            if request.lossy {
+                let why = "a takeover that may lose data is not there yet: start more of its members again";
+                return Err(ApiError::new(ErrorKind::Invalid, why));
+            }
+            replicas.take(spec.uuid, &record).await;
+            replicas.await_served(spec.name.as_str(), spec.uuid).await
+        })
+    }
+}
+
+/// Follow the records and the copies for as long as the node lives.
+pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
+    let mut look = tokio::time::interval(LOOK_PERIOD);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // What is done with a volume may take long, and others do not wait for that.
+    let mut queues = BTreeMap::new();
+    loop {
+        tokio::select! {
+            event = events.recv() => {
+                let Some(GroupEvent { volume, what }) = event else { return };
+                if let (GroupChange::Ask(record), Some(replicas)) = (&what, &node.replicas) {
+                    // An opening may wait for it: a member that is late has to leave.
+                    let (replicas, record) = (replicas.clone(), record.clone());
+                    tokio::spawn(async move { replicas.ask(volume, record).await });
+                    continue;
+                }
+                let queue = queues.entry(volume).or_insert_with(|| {
+                    let (queue, waiting) = tokio::sync::mpsc::unbounded_channel();
+                    tokio::spawn(follow(Arc::clone(&node), volume, waiting));
+                    queue
+                });
+                let _ = queue.send(what);
+            }
+            _ = look.tick() => look_at_all(&node).await,
+        }
+    }
+}
+
+/// Do what one group asks for, in order.
+async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<GroupChange>) {
+    while let Some(what) = events.recv().await {
+        let Some(replicas) = &node.replicas else {
+            return;
+        };
+        match what {
+            // Not in turn.
+            GroupChange::Ask(_) => {}
+            GroupChange::Began { epoch } => {
+                replicas.with(volume, |known| {
+                    known.epoch = epoch;
+                    known.serving = Serving::May;
+                });
+                let keeps_cache = replicas.with(volume, |known| known.keeps_cache);
+                let opened = serve(&node, volume, keeps_cache).await;
+                replicas.with(volume, |known| {
+                    if opened.is_ok() {
+                        known.serving = Serving::Yes;
+                    }
+                    known.stopped = opened.err();
+                });
+            }
+            GroupChange::Fenced => {
+                replicas.with(volume, |known| known.serving = Serving::No);
+                end_serving(&node, volume).await;
+            }
+            GroupChange::Stopped(why) => {
+                replicas.with(volume, |known| known.stopped = Some(why.clone()));
+                tracing::warn!(
+                    "volume {}: this node did not take its group: {why}",
+                    called(&node, volume)
+                );
+            }
+            GroupChange::Failed(error) => tracing::error!(
+                "volume {}: a write to this node's copy of its log failed ({error}): the copy is left as it is; put \
+                 its device right and restart the daemon",
+                called(&node, volume)
+            ),
+        }
+        replicas.look(volume).await;
+    }
+}
+
+fn entry_of(node: &Node, volume: Uuid) -> Option<Entry> {
+    let mut entries = node.volumes.entries().into_iter();
+    entries.find(|entry| entry.uuid == volume)
+}
+
+fn called(node: &Node, volume: Uuid) -> String {
+    let entry = entry_of(node, volume);
+    entry.map_or_else(|| volume.to_string(), |entry| entry.name.to_string())
+}
+
+/// The group is this node's: open the volume.
+async fn serve(node: &Node, volume: Uuid, keeps_cache: bool) -> Result<(), String> {
+    let Some(entry) = entry_of(node, volume) else {
+        return Err("this node does not know the volume".to_owned());
+    };
+    let name = entry.name.as_str();
+    let _busy = loop {
+        match node.volumes.begin(name, "opened") {
+            Ok(busy) => break busy,
+            Err(_) => tokio::time::sleep(WATCH_PERIOD).await,
+        }
+    };
+    if !keeps_cache {
+        // What others have destaged meanwhile it has not forgotten.
+        let number = VolumeNumber(entry.number);
+        let forgotten = node
+            .link
+            .ask_each("forgetting it", COMMAND_TIME_MAX, |answer| {
+                Command::Forget(number, answer)
+            });
+        forgotten.await.map_err(|error| error.to_string())?;
+    }
+    let until = Instant::now() + TAKEOVER_TIME_MAX / 2;
+    loop {
+        let Err(failure) = node.open(&entry, node.volumes.count()).await else {
+            tracing::info!("volume {name} is served by this node now");
+            return Ok(());
+        };
+        // Who served before may still be letting go of the backend.
+        let is_tried_again = !failure.kind.is_loss() && failure.kind != Failure::Gone;
+        if !is_tried_again || Instant::now() > until {
+            tracing::error!(
+                "volume {name}: its group is this node's, and it does not serve: {failure}"
+            );
+            return Err(failure.to_string());
+        }
+        tokio::time::sleep(LOOK_PERIOD).await;
+    }
+}
+
+/// The group is another node's: close the volume as it is.
+async fn end_serving(node: &Node, volume: Uuid) {
+    let Some(entry) = entry_of(node, volume) else {
+        return;
+    };
+    let name = entry.name.as_str();
+    if node.volumes.not_open(name).is_none() {
+        let number = VolumeNumber(entry.number);
+        let closed = node
+            .link
+            .command(name, "closing it", MOVE_TIME_MAX, |answer| Command::Close {
+                volume: number,
+                destage: false,
+                answer,
+            });
+        match closed.await {
+            Ok(_) => tracing::warn!("volume {name} is closed: another node has its group"),
+            Err(error) => tracing::error!("{error}: it may still be open"),
+        }
+    }
+    node.volumes.put(entry, Some(NotOpen::Copy));
+}
+
+/// Look at all records: have the copies that this node should have, and tell them.
+async fn look_at_all(node: &Node) {
+    let Some(replicas) = &node.replicas else {
+        return;
+    };
+    let store = replicas.0.store.clone();
+    let groups = match beside(move || store.groups()).await {
+        Ok(Ok(groups)) => groups,
+        Ok(Err(error)) => return replicas.complain(&error.to_string()),
+        Err(error) => return replicas.complain(&error.to_string()),
+    };
+    for (volume, group) in groups {
+        let (spec, record) = match group {
+            Ok(group) => group,
+            Err(error) => {
+                replicas.complain(&error.to_string());
+                continue;
+            }
+        };
+        let me = replicas.0.me;
+        let is_mine = record.config.members.contains(me) || record.joiners.contains(&me);
+        if !is_mine {
+            continue;
+        }
+        if let Err(error) = look_at(node, replicas, &spec, &record).await {
+            replicas.complain(&format!("volume {}: its copy: {error}", spec.name));
+        }
+        replicas.look(volume).await;
+    }
+}
+
+async fn look_at(
+    node: &Node,
+    replicas: &Replicas,
+    spec: &VolumeSpecFile,
+    record: &GroupRecord,
+) -> Result<(), ApiError> {
+    let volume = spec.uuid;
+    if !replicas.with(volume, |known| known.is_open) {
+        let entry = match entry_of(node, volume) {
+            Some(entry) => with_log(node, entry, spec).await?,
+            None => make_own_copy(node, spec).await?,
+        };
+        let copy = CopySpec {
+            volume,
+            log: DeviceRegion {
+                path: entry.log_path(node.setup.layout()),
+                offset: 0,
+                bytes: entry.log.bytes,
+            },
+            encryption: entry.encryption.clone(),
+            copies_min: usize::from(spec.copies_min),
+        };
+        let opened = node.link.ask("opening its copy", MOVE_TIME_MAX, |answer| {
+            Command::OpenCopy(Box::new(copy), answer)
+        });
+        opened.await?;
+        replicas.with(volume, |known| known.is_open = true);
+    }
+    replicas.tell(volume, record);
+    let is_forgotten = record.primary() == Some(replicas.0.me)
+        && replicas.with(volume, |known| known.epoch < record.epoch);
+    if is_forgotten {
+        // Before it was started anew.
+        replicas.take(volume, record).await;
+    }
+    Ok(())
+}
+
+/// A volume of this node, whose copy is made anew if it is gone.
+async fn with_log(node: &Node, entry: Entry, spec: &VolumeSpecFile) -> Result<Entry, ApiError> {
+    let config = node.setup.core_config(&entry, node.volumes.count(), None)?;
+    let (layout, of, log) = (node.setup.layout().clone(), entry.clone(), spec.log);
+    let made = beside(move || {
+        let is_gone = !of.log_path(&layout).exists();
+        let made = is_gone.then(|| make_copy_again(&layout, &of, &config, log));
+        made.transpose()
+    });
+    if made.await??.is_some() {
+        tracing::warn!(
+            "volume {}: this node's copy of its log was gone, and is brought up anew",
+            entry.name
+        );
+    }
+    Ok(entry)
+}
+
+/// Refuse what the volume's copies on other nodes would not learn of.
+pub(super) fn refuse_with_copies(node: &Node, name: &str, what: &str) -> Result<(), ApiError> {
+    let is_replicated = node
+        .volumes
+        .known(name)
+        .is_ok_and(|entry| entry.is_replicated);
+    if is_replicated {
+        let message = format!(
+            "volume {name}: other nodes have copies of its write log, and {what} would not reach them yet: nothing was \
+             changed"
+        );
+        return Err(ApiError::new(ErrorKind::Conflict, message));
+    }
+    Ok(())
+}
+
+/// Refuse to delete a volume that another node serves, or may.
+pub(super) async fn refuse_delete_of_copy(node: &Node, name: &str) -> Result<(), ApiError> {
+    let Ok(entry) = node.volumes.known(name) else {
+        return Ok(());
+    };
+    if !entry.is_replicated {
+        return Ok(());
+    }
+    let refuse = |why: &str| {
+        let message = format!("volume {name}: {why}");
+        Err(ApiError::new(ErrorKind::Conflict, message))
+    };
+    let Some(replicas) = &node.replicas else {
+        return refuse(
+            "it has a group, and this node is in no cluster: give [cluster] in its configuration",
+        );
+    };
+    let (store, volume) = (replicas.0.store.clone(), entry.uuid);
+    let record = beside(move || store.read(volume)).await?;
+    match record.map_err(|error| failed(error.to_string()))? {
+        Some(_) if !replicas.may_serve(volume) => refuse(
+            "this node has a copy of its write log, and the volume is another node's: delete it there (`hdcs group show`)",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// A volume that had copies is deleted: let go of this node's.
+pub(super) async fn close_copy(node: &Node, entry: &Entry) {
+    let Some(replicas) = node.replicas.as_ref().filter(|_| entry.is_replicated) else {
+        return;
+    };
+    let closed = node
+        .link
+        .ask("closing its copy", COMMAND_TIME_MAX, |answer| {
+            Command::CloseCopy(entry.uuid, answer)
+        });
+    if let Err(error) = closed.await {
+        tracing::warn!("volume {}: {error}", entry.name);
+    }
+    lock(&replicas.0.known).remove(&entry.uuid);
+}
+
+/// Make a copy that is still to be brought up, and the volume's entry on this node.
+async fn make_own_copy(node: &Node, spec: &VolumeSpecFile) -> Result<Entry, ApiError> {
+    let name = spec.name.as_str();
+    let _busy = node.volumes.begin(name, "made")?;
+    if node.volumes.has(name) {
+        return Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!("this node has another volume of the name {name}: rename or delete that one"),
+        ));
+    }
+    let number = node.catalogue.next_number(name).await?;
+    let entry = spec.entry(number);
+    node.memories.check(&entry)?;
+    let config = node
+        .setup
+        .core_config(&entry, node.volumes.count() + 1, None)?;
+    let (layout, log) = (node.setup.layout().clone(), spec.log);
+    let made = beside(move || make_copy(&layout, entry, &config, log)).await??;
+    tracing::info!("volume {name}: this node has a copy of its log from now on");
+    node.volumes.put(made.clone(), Some(NotOpen::Copy));
+    Ok(made)
+}

@@ -1,0 +1,398 @@
+//! Copies of replicated logs on this shard, and the parts that they play in their groups.
+//!
+//! ```text
+//!  control plane ── OpenCopy, SeeRecord ──► Groups ──── messages ──── Links ──── other nodes
+//!        ▲                                    │ ▲
+//!        └── Ask, Began, Fenced, … ◄──────────┘ └─ writes of the volume that stands on the log, while this node serves
+//! ```
+//!
+//! What is decided is in [`hdcs_core::replication::participant`]; here its acts are performed. All copies are on the first
+//! shard, and volumes that stand on them too.
+//!
+//! Invariants:
+//! 1. A copy has its device open and locked from `OpenCopy` to `CloseCopy`; a volume that stands on it borrows the device.
+//!    So no write of the copy ever meets a file that was closed.
+//! 2. Every write to the device goes through the participant, and every read of the volume past it.
+//! 3. What a link brings is handed on in its order; what a link that broke had brought is handed on before it is said that
+//!    it broke.
+
+mod opening;
+mod performing;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use hdcs_backend::crypt::LogCipher;
+use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{DurableWay, Nanos, Token};
+use hdcs_core::replication::Member;
+use hdcs_core::replication::message::Message;
+use hdcs_core::replication::participant::{Participant, Status, Times};
+use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::wire::replication::{About, LogName};
+use hdcs_device::file::Device;
+pub use opening::{CopyError, CopyOpened, CopySpec, open};
+pub use performing::{
+    close_copy, copy_opened, finished, is_of_links, link_finished, open_copy, run,
+};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::command::Answer;
+use super::links::{Event as LinkEvent, Links, LinksConfig, Received};
+use super::slots::Slots;
+
+/// After a member has said that it has no such log, it is asked again.
+const NO_LOG_PAUSE: Nanos = Nanos::from_millis(500);
+
+/// What the control plane is told of a group.
+#[derive(Clone, Debug)]
+pub struct GroupEvent {
+    /// The volume that stands on the log, or may.
+    pub volume: Uuid,
+    /// What.
+    pub what: GroupChange,
+}
+
+/// See [`GroupEvent`].
+#[derive(Clone, Debug)]
+pub enum GroupChange {
+    /// The store is to be asked for this record.
+    Ask(GroupRecord),
+    /// The group is this node's: the volume may be opened.
+    Began {
+        /// Since this epoch.
+        epoch: u64,
+    },
+    /// It is no more: the volume is to be closed.
+    Fenced,
+    /// A takeover did not come about.
+    Stopped(String),
+    /// A write to the copy's device failed.
+    Failed(IoError),
+}
+
+/// What a shard needs to have copies.
+pub struct GroupsConfig {
+    /// This node.
+    pub me: Member,
+    /// How long others are waited for.
+    pub times: Times,
+    /// What it speaks with others through.
+    pub links: LinksConfig,
+    /// Where other nodes connect, as the shard is to accept them.
+    pub listener: OwnedFd,
+    /// Who is told.
+    pub events: mpsc::UnboundedSender<GroupEvent>,
+}
+
+/// A copy, and what is to be known of it outside of the machine.
+struct Copy {
+    volume: Uuid,
+    log: LogName,
+    participant: Participant,
+    device: Arc<Device>,
+    cipher: Option<LogCipher>,
+    /// Reads whose data is to be decrypted, and where it comes from.
+    decrypts: BTreeMap<Token, u64>,
+    /// The slot of the volume that stands on it.
+    slot: Option<u32>,
+    /// When members that have no such log are asked again.
+    again: BTreeMap<Member, Nanos>,
+    is_touched: bool,
+}
+
+/// See the module.
+pub struct Groups {
+    me: Member,
+    times: Times,
+    copies: Slots<Copy>,
+    by_volume: HashMap<Uuid, u32>,
+    by_log: HashMap<LogName, u32>,
+    openings: BTreeMap<u64, (CopySpec, Answer<()>)>,
+    opened: u64,
+    links: Links,
+    /// Members that this node has a pair to.
+    connected: BTreeSet<Member>,
+    listener: OwnedFd,
+    /// When it is tried again to accept, after a failure.
+    accept_at: Option<Nanos>,
+    events: mpsc::UnboundedSender<GroupEvent>,
+    touched: Vec<u32>,
+}
+
+impl std::fmt::Debug for GroupsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupsConfig")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Groups {
+    /// None yet.
+    pub fn new(config: GroupsConfig) -> Self {
+        Self {
+            me: config.me,
+            times: config.times,
+            copies: Slots::default(),
+            by_volume: HashMap::new(),
+            by_log: HashMap::new(),
+            openings: BTreeMap::new(),
+            opened: 0,
+            links: Links::new(config.links),
+            connected: BTreeSet::new(),
+            listener: config.listener,
+            accept_at: None,
+            events: config.events,
+            touched: Vec::new(),
+        }
+    }
+
+    fn copy(&self, volume: Uuid) -> Option<&Copy> {
+        self.copies.get(*self.by_volume.get(&volume)?)
+    }
+
+    /// The device of a volume's copy, which the volume is to stand on.
+    pub fn device_of(&self, volume: Uuid) -> Option<Arc<Device>> {
+        Some(Arc::clone(&self.copy(volume)?.device))
+    }
+
+    /// A volume stands on its copy. Returns the copy's slot.
+    pub fn stands(&mut self, volume: Uuid, slot: u32) -> Option<u32> {
+        let group = *self.by_volume.get(&volume)?;
+        self.copies.get_mut(group)?.slot = Some(slot);
+        Some(group)
+    }
+
+    /// It does not any more.
+    pub fn left(&mut self, group: u32) {
+        if let Some(copy) = self.copies.get_mut(group) {
+            copy.slot = None;
+        }
+    }
+
+    /// What stands on the log is about to write this, in the clear.
+    pub fn announce(&mut self, group: u32, token: Token, offset: u64, data: &[Buf]) {
+        if let Some(copy) = self.copies.get_mut(group) {
+            copy.participant.announce(token, offset, data);
+        }
+    }
+
+    /// What stands on the log writes what it announced, perhaps encrypted.
+    pub fn write(
+        &mut self,
+        now: Nanos,
+        group: u32,
+        token: Token,
+        data: Vec<Buf>,
+        way: Option<DurableWay>,
+    ) {
+        if let Some(copy) = self.copies.get_mut(group) {
+            copy.participant.write(now, token, data, way);
+        }
+        self.touch(group);
+    }
+
+    /// What may be known of a copy.
+    pub fn status(&self, volume: Uuid) -> Option<Status> {
+        Some(self.copy(volume)?.participant.status())
+    }
+
+    /// The store has this record of the volume's group.
+    pub fn see(&mut self, now: Nanos, volume: Uuid, record: &GroupRecord) {
+        self.with(volume, |copy| copy.participant.see(now, record));
+    }
+
+    /// It is not known how asking for a record ended, and the one that was seen last is still there.
+    pub fn ask_again(&mut self, now: Nanos, volume: Uuid) {
+        self.with(volume, |copy| copy.participant.ask_again(now));
+    }
+
+    fn with(&mut self, volume: Uuid, call: impl FnOnce(&mut Copy)) {
+        if let Some(&group) = self.by_volume.get(&volume) {
+            if let Some(copy) = self.copies.get_mut(group) {
+                call(copy);
+            }
+            self.touch(group);
+        }
+    }
+
+    /// A copy is open: it follows.
+    fn add(&mut self, now: Nanos, spec: &CopySpec, opened: CopyOpened, pool: &Arc<Pool>) {
+        let superblock = &opened.found.superblock;
+        let log = LogName {
+            volume: superblock.volume,
+            number: superblock.log.get(),
+        };
+        let keys = opened.cipher.clone().map(|cipher| {
+            let keys: Arc<dyn hdcs_core::base::cipher::Authenticator> = Arc::new(cipher);
+            keys
+        });
+        let pool = Arc::clone(pool);
+        let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
+        participant.set_copies_min(spec.copies_min);
+        participant.poll(now);
+        let group = self.copies.insert(Copy {
+            volume: spec.volume,
+            log,
+            participant,
+            device: opened.device,
+            cipher: opened.cipher,
+            decrypts: BTreeMap::new(),
+            slot: None,
+            again: BTreeMap::new(),
+            is_touched: false,
+        });
+        self.by_volume.insert(spec.volume, group);
+        self.by_log.insert(log, group);
+        self.touch(group);
+    }
+
+    /// When something is to be done, if nothing else happens.
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let copies = self.copies.iter();
+        let copies = copies.flat_map(|(_, copy)| {
+            let again = copy.again.values().copied();
+            copy.participant.next_wakeup().into_iter().chain(again)
+        });
+        let others = [self.links.next_deadline(), self.accept_at];
+        copies.chain(others.into_iter().flatten()).min()
+    }
+
+    /// Let those go on whose time has come.
+    fn poll(&mut self, now: Nanos) {
+        for group in 0..self.copies.end() {
+            let Some(copy) = self.copies.get_mut(group) else {
+                continue;
+            };
+            let is_late = copy.participant.next_wakeup().is_some_and(|at| at <= now);
+            if is_late {
+                copy.participant.poll(now);
+            }
+            if is_late || copy.again.values().any(|at| *at <= now) {
+                self.touch(group);
+            }
+        }
+    }
+
+    fn touch(&mut self, group: u32) {
+        if let Some(copy) = self.copies.get_mut(group)
+            && !std::mem::replace(&mut copy.is_touched, true)
+        {
+            self.touched.push(group);
+        }
+    }
+
+    fn each(&mut self, mut call: impl FnMut(&mut Copy)) {
+        for group in 0..self.copies.end() {
+            if let Some(copy) = self.copies.get_mut(group) {
+                call(copy);
+            }
+            self.touch(group);
+        }
+    }
+
+    fn tell(&self, volume: Uuid, what: GroupChange) {
+        // Who listened may have ended before the shard.
+        let _ = self.events.send(GroupEvent { volume, what });
+    }
+
+    /// Take what links have brought.
+    fn take_link_events(&mut self, now: Nanos) {
+        while let Some(event) = self.links.next_event() {
+            match event {
+                LinkEvent::Connected(member) => {
+                    self.connected.insert(member);
+                    self.each(|_| {});
+                }
+                LinkEvent::Disconnected(member) => {
+                    self.connected.remove(&member);
+                    self.each(|copy| copy.participant.disconnected(now, member));
+                }
+                LinkEvent::PeerConnected(_) => {}
+                LinkEvent::PeerDisconnected(leader) => {
+                    self.each(|copy| copy.participant.leader_gone(now, leader));
+                }
+                LinkEvent::Room(_) => self.each(|_| {}),
+                LinkEvent::NoLog { from, about } | LinkEvent::Nothing { from, about, .. } => {
+                    // It will have one, or something to say; what it was asked is asked anew then.
+                    if let Some(&group) = self.by_log.get(&about.log)
+                        && let Some(copy) = self.copies.get_mut(group)
+                    {
+                        copy.participant.disconnected(now, from);
+                        copy.again.insert(from, now.plus(NO_LOG_PAUSE));
+                        self.touch(group);
+                    }
+                }
+                LinkEvent::Received(received) => self.received(now, received),
+            }
+        }
+    }
+
+    fn received(&mut self, now: Nanos, received: Received) {
+        let Received {
+            from,
+            about,
+            message,
+            data,
+            ..
+        } = received;
+        let group = self.by_log.get(&about.log).copied();
+        let Some((group, copy)) =
+            group.and_then(|group| Some((group, self.copies.get_mut(group)?)))
+        else {
+            return self.links.no_log(from, about.log);
+        };
+        copy.participant
+            .receive(now, from, about.epoch, &message, data);
+        self.touch(group);
+    }
+
+    /// Reach those that a copy wants to reach, and send what is ready to whoever has room for it.
+    fn send(&mut self, now: Nanos, group: u32) {
+        let Some(copy) = self.copies.get_mut(group) else {
+            return;
+        };
+        copy.again.retain(|_, at| *at > now);
+        for member in copy.participant.peers() {
+            self.links.want(member);
+            let is_there = self.connected.contains(&member) && !copy.again.contains_key(&member);
+            if is_there && !copy.participant.reaches(member) {
+                copy.participant.connected(now, member);
+            }
+            let committed = copy.participant.committed();
+            while let Some((epoch, message, data)) = copy.participant.next_send(member) {
+                let about = About {
+                    log: copy.log,
+                    epoch,
+                };
+                let sent = match message {
+                    Message::Append(span) => {
+                        self.links.append(member, about, span, committed, data)
+                    }
+                    _ => self.links.ask(member, about, message),
+                };
+                if sent.is_err() {
+                    // It is said when there is room, or that the link broke.
+                    break;
+                }
+                copy.participant.sent(now, member);
+            }
+        }
+    }
+
+    /// Let go of pairs that no copy wants.
+    fn unwant_unneeded(&mut self) {
+        let wanted: BTreeSet<Member> = (self.copies.iter())
+            .flat_map(|(_, copy)| copy.participant.peers())
+            .collect();
+        let unneeded = self.connected.iter().copied();
+        let unneeded: Vec<Member> = unneeded.filter(|one| !wanted.contains(one)).collect();
+        for member in unneeded {
+            self.links.unwant(member);
+        }
+    }
+}

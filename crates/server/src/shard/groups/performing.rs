@@ -1,0 +1,273 @@
+//! What copies ask for, performed on the shard's thread.
+
+use std::any::Any;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::{Completion, Done, Nanos, Token};
+use hdcs_core::replication::message::Message;
+use hdcs_core::replication::participant::Act;
+use hdcs_core::wire::replication::About;
+use hdcs_device::ring::{Finished, Outcome, Owner, Ring};
+use hdcs_device::worker::JobOutput;
+use uuid::Uuid;
+
+use super::{CopyError, CopyOpened, CopySpec, GroupChange, Groups, open};
+use crate::shard::ACCEPT_PAUSE;
+use crate::shard::command::Answer;
+use crate::shard::control::tell;
+use crate::shard::state::ShardState;
+use crate::shard::turn::Shard;
+
+const NO_CLUSTER: &str = "this node is alone: there is no [cluster] in its configuration";
+
+impl Groups {
+    /// Perform one act of a copy. Returns an operation of the volume in this slot that has ended.
+    fn perform(&mut self, ring: &mut Ring, group: u32, act: Act) -> Option<(u32, Completion)> {
+        let copy = self.copies.get_mut(group)?;
+        let volume = copy.volume;
+        match act {
+            Act::Write {
+                token,
+                offset,
+                data,
+                way,
+            } => (copy.device).write_urgently(ring, Owner::Copy(group), token, offset, data, way),
+            Act::Read {
+                token,
+                offset,
+                buf,
+                decrypt,
+            } => {
+                if decrypt && copy.cipher.is_some() {
+                    copy.decrypts.insert(token, offset);
+                }
+                copy.device
+                    .read(ring, Owner::Copy(group), token, offset, buf);
+            }
+            Act::Ended(completion) => return Some((copy.slot?, completion)),
+            Act::Answer {
+                to,
+                epoch,
+                message,
+                data,
+            } => {
+                let about = About {
+                    log: copy.log,
+                    epoch,
+                };
+                if let Message::Ack { durable } = message {
+                    let tail = copy.participant.status().tail;
+                    self.links.ack(to, about, durable, tail);
+                } else {
+                    self.links.answer(to, about, &message, &data);
+                }
+            }
+            Act::Break(member) => {
+                self.links.unwant(member);
+                self.links.want(member);
+            }
+            Act::Drop(leader) => self.links.drop_leader(leader),
+            Act::Ask(record) => self.tell(volume, GroupChange::Ask(record)),
+            Act::Began => {
+                let epoch = copy.participant.record().map_or(0, |record| record.epoch);
+                self.tell(volume, GroupChange::Began { epoch });
+            }
+            Act::Fenced => self.tell(volume, GroupChange::Fenced),
+            Act::Stopped(why) => self.tell(volume, GroupChange::Stopped(why.to_string())),
+            Act::Failed(error) => self.tell(volume, GroupChange::Failed(error)),
+        }
+        None
+    }
+
+    /// Somebody has connected.
+    fn accepted(&mut self, socket: OwnedFd) {
+        let socket = TcpStream::from(socket);
+        // One that has gone already has no address.
+        if let Ok(from) = socket.peer_addr() {
+            self.links.accepted(socket.into(), from);
+        }
+    }
+
+    /// Begin to accept other nodes.
+    pub fn accept(&self, ring: &mut Ring) {
+        ring.accept(Owner::LinkListener, self.listener.as_raw_fd());
+    }
+}
+
+/// Let copies go on with what has happened.
+pub fn run(state: &mut ShardState) {
+    let now = state.now;
+    let Some(groups) = &mut state.groups else {
+        return;
+    };
+    groups.links.tick(now);
+    groups.take_link_events(now);
+    groups.poll(now);
+    if groups.accept_at.take_if(|at| *at <= now).is_some() {
+        groups.accept(&mut state.ring);
+    }
+    run_touched(state);
+    if let Some(groups) = &mut state.groups {
+        groups.unwant_unneeded();
+        groups.links.start_io(&mut state.ring);
+    }
+}
+
+/// Perform what copies that were touched ask for.
+fn run_touched(state: &mut ShardState) {
+    let now = state.now;
+    while let Some(groups) = &mut state.groups
+        && let Some(group) = groups.touched.pop()
+    {
+        if let Some(copy) = groups.copies.get_mut(group) {
+            copy.is_touched = false;
+        }
+        groups.send(now, group);
+        let acts = groups.copies.get_mut(group);
+        let acts = acts.map_or_else(Vec::new, |copy| copy.participant.take_acts());
+        if acts.is_empty() {
+            continue;
+        }
+        groups.touch(group);
+        for act in acts {
+            let Some(groups) = &mut state.groups else {
+                return;
+            };
+            if let Some((slot, completion)) = groups.perform(&mut state.ring, group, act) {
+                state.log_finished(slot, completion.token, completion.result);
+            }
+        }
+    }
+}
+
+/// An operation of a copy on its device has ended.
+pub fn finished(state: &mut ShardState, group: u32, token: Token, result: Result<Done, IoError>) {
+    let now = state.now;
+    let Some(groups) = &mut state.groups else {
+        return;
+    };
+    if let Some(copy) = groups.copies.get_mut(group) {
+        let mut result = result;
+        if let Some(offset) = copy.decrypts.remove(&token)
+            && let Some(cipher) = &copy.cipher
+            && let Ok(Done::Read(buf)) = &mut result
+        {
+            cipher.decrypt(offset, buf);
+        }
+        copy.participant.finished(now, token, result);
+    }
+    groups.touch(group);
+}
+
+/// Whether an operation is one of links, or accepts those of others.
+pub fn is_of_links(owner: Owner) -> bool {
+    matches!(
+        owner,
+        Owner::LinkListener | Owner::LinkConnect(_) | Owner::LinkReceive(_) | Owner::LinkSend(_)
+    )
+}
+
+/// Something has happened on a link, or somebody has connected.
+pub fn link_finished(state: &mut ShardState, finished: Finished) {
+    let Some(groups) = &mut state.groups else {
+        return;
+    };
+    match finished.outcome {
+        Outcome::Accepted(accepted) => match accepted {
+            Ok(socket) => {
+                groups.accepted(socket);
+                groups.accept(&mut state.ring);
+            }
+            Err(error) => {
+                tracing::warn!("a connection of a node was not accepted: {error}");
+                let pause = Nanos(ACCEPT_PAUSE.as_nanos() as u64);
+                groups.accept_at = Some(state.now.plus(pause));
+            }
+        },
+        _ => groups.links.finished(finished),
+    }
+}
+
+/// Open a copy, on a thread of its own.
+pub fn open_copy(shard: &mut Shard, spec: Box<CopySpec>, answer: Answer<()>) {
+    let Some(groups) = &mut shard.state.groups else {
+        return tell(answer, Err(NO_CLUSTER.to_owned()));
+    };
+    if groups.by_volume.contains_key(&spec.volume) {
+        return tell(answer, Ok(()));
+    }
+    let mut openings = groups.openings.values();
+    if openings.any(|(other, _)| other.volume == spec.volume) {
+        return tell(answer, Err("it is being opened".to_owned()));
+    }
+    groups.opened += 1;
+    let token = Token(groups.opened);
+    groups.openings.insert(token.0, ((*spec).clone(), answer));
+    let remote = shard.state.ring.remote(Owner::Copies);
+    let (durability, known) = (
+        shard.config.durability,
+        Arc::clone(&shard.config.measurements),
+    );
+    let thread = std::thread::Builder::new().name("hdcs-copy".into());
+    let spawned = thread.spawn(move || {
+        let opened = open(&spec, durability, &known);
+        remote.end(token, JobOutput::Any(Box::new(opened)));
+    });
+    match spawned {
+        Ok(_) => shard.state.ring.begin_remote(),
+        Err(error) => {
+            if let Some(groups) = &mut shard.state.groups
+                && let Some((_, answer)) = groups.openings.remove(&token.0)
+            {
+                tell(
+                    answer,
+                    Err(format!("cannot start a thread for it: {error}")),
+                );
+            }
+        }
+    }
+}
+
+/// A copy is open, or not.
+pub fn copy_opened(shard: &mut Shard, token: Token, opened: Box<dyn Any + Send>) {
+    let opened = opened
+        .downcast::<Result<CopyOpened, CopyError>>()
+        .expect("opening a copy says how it ended");
+    let (now, pool) = (shard.state.now, Arc::clone(&shard.state.pool));
+    let Some(groups) = &mut shard.state.groups else {
+        return;
+    };
+    let Some((spec, answer)) = groups.openings.remove(&token.0) else {
+        return;
+    };
+    match *opened {
+        Ok(opened) => {
+            groups.add(now, &spec, opened, &pool);
+            tell(answer, Ok(()));
+        }
+        Err(error) => tell(answer, Err(error.to_string())),
+    }
+}
+
+/// Let go of a copy on which no volume stands.
+pub fn close_copy(shard: &mut Shard, volume: Uuid) -> Result<(), String> {
+    let groups = shard.state.groups.as_mut().ok_or(NO_CLUSTER)?;
+    let Some(&group) = groups.by_volume.get(&volume) else {
+        return Ok(());
+    };
+    let copy = groups.copies.get(group).ok_or(NO_CLUSTER)?;
+    if copy.slot.is_some() {
+        return Err("its volume is open".to_owned());
+    }
+    if !copy.participant.is_idle() {
+        return Err("its device has not ended everything: try again".to_owned());
+    }
+    let log = copy.log;
+    groups.copies.remove(group);
+    groups.by_volume.remove(&volume);
+    groups.by_log.remove(&log);
+    Ok(())
+}

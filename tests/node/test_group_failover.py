@@ -1,0 +1,100 @@
+"""Volumes with copies of their write logs on several nodes: each node a process of its own, over TCP."""
+
+import signal
+import threading
+
+from daemon import freeze, refused
+from group_cases import History, create, is_whole, nodes, record
+
+
+def test_volume_goes_on_at_another_node_with_all_that_was_acknowledged(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(1)
+        history.write(a, 300)
+        refused(b.cli("volume", "open", "v"), 1, "has a copy of its write log")
+        writer = threading.Thread(target=history.write_until_it_breaks, args=(a,))
+        writer.start()
+        a.until(lambda: history.writes > 500)
+        a.kill()
+        writer.join()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        assert record(b)["primary"] == "b"
+        history.write(b, 200)
+        # The old primary comes back, is no primary any more, and is brought up.
+        a.start()
+        is_whole(b, 2)
+        refused(a.cli("volume", "open", "v"), 1, "has a copy of its write log")
+        history.write(b, 200)
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        history.check(a)
+        a.stop()
+
+
+def test_primary_that_restarts_serves_again_by_itself(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(2)
+        history.write(a, 200)
+        before = record(a)["epoch"]
+        a.kill()
+        a.start()
+        a.until(lambda: a.cli("volume", "show", "v").returncode == 0
+                and a.volume("v")["phase"] == "open")
+        history.check(a)
+        assert record(a)["epoch"] == before + 1
+        history.write(a, 100)
+        is_whole(a, 2)
+        history.check(a)
+
+
+def test_member_that_is_lost_is_left_out_and_joins_when_it_is_back(tmp_path):
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 500}) as (a, b):
+        create((a, b), tmp_path)
+        history = History(3)
+        history.write(a, 100)
+        b.kill()
+        history.write(a, 200)
+        assert record(a)["members"] == ["a"]
+        b.start()
+        is_whole(a, 2)
+        history.write(a, 100)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def test_primary_that_stood_still_ends_its_clients_once_another_node_serves(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(4)
+        history.write(a, 100)
+        # It has the image locked until it learns that it is no primary any more.
+        freeze(a.process.pid)
+        taking = threading.Thread(target=b.ok, args=("volume", "takeover", "v"))
+        taking.start()
+        b.until(lambda: record(b)["primary"] == "b")
+        a.signal(signal.SIGCONT)
+        taking.join()
+        a.until(lambda: a.cli("volume", "open", "v").returncode != 0)
+        history.write(b, 100)
+        is_whole(b, 2)
+        history.check(b)
+
+
+def test_three_nodes_commit_by_majority_and_lose_none_of_it(tmp_path):
+    with nodes(tmp_path, 3) as (a, b, c):
+        create((a, b, c), tmp_path, ack="majority")
+        history = History(5)
+        history.write(a, 200)
+        freeze(c.process.pid)
+        history.write(a, 200)
+        c.signal(signal.SIGCONT)
+        a.kill()
+        # It may be either: the longer log wins.
+        c.ok("volume", "takeover", "v")
+        history.check(c)
+        history.write(c, 100)
+        history.check(c)
