@@ -54,6 +54,7 @@ test-crates:
 	timeout 300 target/checked/hdcs-sim --seeds 300 --time 60 & node=$$!; \
 	timeout 300 target/checked/hdcs-sim --world objects --seeds 1000 --time 30 && \
 	timeout 300 target/checked/hdcs-sim --world home --seeds 1000 --time 10 && \
+	timeout 300 target/checked/hdcs-sim --world cluster --seeds 1000 --time 20 && \
 	timeout 300 target/checked/hdcs-sim --world ranges --seeds 30 --time 20; others=$$?; \
 	wait $$node && [ $$others = 0 ]
 

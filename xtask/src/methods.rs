@@ -61,6 +61,7 @@ const LARGE: &[(&str, &str, usize, &str)] = &[
         "whatever a fault or an audit touches; it decides nothing, and lies in files by fault and audit",
     ),
     ("sim", "StoreWorld", 81, "as above, of a local store alone"),
+    ("sim", "ClusterWorld", 74, "as above, of several nodes"),
     ("sim", "ObjectsWorld", 76, "as above, of objects alone"),
 ];
 

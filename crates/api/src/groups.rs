@@ -30,14 +30,21 @@ pub struct GroupRequest {
     pub ack: Ack,
     /// The nodes by name, as many as replicas. This node is the first one.
     pub nodes: Vec<String>,
-    /// With fewer members the volume takes no writes; left out, 1.
-    #[serde(default = "one")]
+    /// With fewer members the volume takes no writes; left out, 1, or with `majority` more than half of the replicas.
+    #[serde(default)]
     #[schema(minimum = 0, maximum = 255)]
-    pub copies_min: u8,
+    pub copies_min: Option<u8>,
 }
 
-const fn one() -> u8 {
-    1
+impl GroupRequest {
+    /// With fewer members the volume takes no writes.
+    pub fn copies_least(&self) -> u8 {
+        let usual = match self.ack {
+            Ack::Majority => self.replicas / 2 + 1,
+            Ack::All | Ack::One => 1,
+        };
+        self.copies_min.unwrap_or(usual)
+    }
 }
 
 /// How a group is taken over.

@@ -47,7 +47,7 @@ pub(crate) struct GroupArguments {
         requires = "replicas"
     )]
     nodes: Vec<String>,
-    /// With fewer of them the volume takes no writes [default: 1]
+    /// With fewer of them the volume takes no writes [default: 1; with majority more than half of the replicas]
     #[arg(long, value_name = "N", requires = "replicas", value_parser = clap::value_parser!(u8).range(1..=3))]
     copies_min: Option<u8>,
 }
@@ -74,7 +74,7 @@ impl GroupArguments {
             replicas,
             ack: self.ack.unwrap_or_default(),
             nodes: self.nodes,
-            copies_min: self.copies_min.unwrap_or(1),
+            copies_min: self.copies_min,
         }))
     }
 }
@@ -271,7 +271,7 @@ mod tests {
         let two = parsed(&["--replicas", "2", "--nodes", "a,b"])
             .unwrap()
             .unwrap();
-        assert_eq!((two.replicas, two.ack, two.copies_min), (2, Ack::All, 1));
+        assert_eq!((two.replicas, two.ack, two.copies_min), (2, Ack::All, None));
         assert_eq!(two.nodes, ["a", "b"]);
         let all = [
             "--replicas",
@@ -286,7 +286,7 @@ mod tests {
         let three = parsed(&all).unwrap().unwrap();
         assert_eq!(
             (three.replicas, three.ack, three.copies_min),
-            (3, Ack::Majority, 2)
+            (3, Ack::Majority, Some(2))
         );
     }
 

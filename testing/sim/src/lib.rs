@@ -10,7 +10,7 @@
 //! * [`model`] keeps the history of what clients did.
 //! * `check_*` say what may be seen; each is a file of its own and tested by itself.
 //! * [`objects`] is another world: volumes over object stores. [`home`] is a third: a local store alone. [`ranges`] is a
-//!   fourth: long ranges on large volumes.
+//!   fourth: long ranges on large volumes. [`cluster`] is a fifth: nodes with copies of one log.
 //! * [`plant`] are bugs that prove that the checkers bite.
 
 pub mod backend;
@@ -29,6 +29,7 @@ pub mod check_reads;
 pub mod check_recovery;
 pub mod check_snapshot;
 pub mod check_trouble;
+pub mod cluster;
 pub mod content;
 pub mod disk;
 pub mod engine;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use hdcs_sim::outcome::{self, Outcome};
-use hdcs_sim::{home, objects, plant, ranges, run, world};
+use hdcs_sim::{cluster, home, objects, plant, ranges, run, world};
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,6 +23,8 @@ enum Kind {
     Home,
     /// Long ranges on a large volume.
     Ranges,
+    /// Nodes with copies of one log.
+    Cluster,
 }
 
 /// Run the core in simulated worlds, one for each seed.
@@ -38,7 +40,7 @@ struct Arguments {
     /// Replay one seed and print everything that happens.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Which world: a node, one with local stores and object volumes, a volume over an object store, a local store alone, or long ranges.
+    /// Which world: a node, one with local stores and object volumes, a volume over an object store, a local store alone, long ranges, or a cluster.
     #[arg(long, default_value = "node")]
     world: Kind,
     /// Plant a bug: every seed that survives it is one that the checkers missed.
@@ -99,6 +101,7 @@ struct Summary {
     objects: objects::scenario::Coverage,
     home: home::Coverage,
     ranges: ranges::Coverage,
+    cluster: cluster::Coverage,
 }
 
 impl Summary {
@@ -126,6 +129,10 @@ impl Summary {
                 self.ranges.add(&saw);
                 0
             }),
+            Kind::Cluster => cluster::run(seed, options.of()).map(|saw| {
+                self.cluster.add(&saw);
+                0
+            }),
         };
         self.failures += u64::from(outcome.violation.is_some());
         outcome
@@ -144,6 +151,7 @@ fn plants(world: Kind) -> Vec<String> {
         Kind::Objects => names::<objects::plant::Plant>(),
         Kind::Home => names::<home::plant::Plant>(),
         Kind::Ranges => names::<ranges::Plant>(),
+        Kind::Cluster => names::<cluster::Plant>(),
     }
 }
 
@@ -196,6 +204,7 @@ fn main() -> ExitCode {
         Kind::Objects => summary.objects.to_string(),
         Kind::Home => summary.home.to_string(),
         Kind::Ranges => summary.ranges.to_string(),
+        Kind::Cluster => summary.cluster.to_string(),
     };
     println!(
         "{runs} runs in {:.1} s, {failures} failed: {coverage}",
@@ -250,6 +259,7 @@ fn run_one(seed: u64, options: Options<'_>, summary: &mut Summary) -> Option<u64
             Kind::Objects => " --world objects",
             Kind::Home => " --world home",
             Kind::Ranges => " --world ranges",
+            Kind::Cluster => " --world cluster",
         };
         let plant = options.plant.map(|plant| format!(" --plant {plant}"));
         let step = options

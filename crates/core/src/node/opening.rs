@@ -198,7 +198,12 @@ impl Opening {
             is_whole: newest.flags.get() & LOG_UNFLUSHED == 0,
             is_new: match newest.membership() {
                 None => newest.incarnation.get() == 0,
-                Some(membership) => membership.joined == FIRST_JOINED,
+                Some(membership) => {
+                    let is_empty = newest.tail.get() == 0 && newest.known_head.get() == 0;
+                    // Its making, and the takeover with which it is opened the first time.
+                    let is_first = newest.incarnation.get() <= 2 && membership.promised <= 2;
+                    membership.joined == FIRST_JOINED && is_empty && is_first
+                }
             },
         };
         self.found = Some(log);

@@ -160,9 +160,17 @@ impl Part {
 /// An operation on the medium that has not ended.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
-    Span { end: u64 },
+    Span {
+        end: u64,
+    },
     Superblock,
-    Read { piece: reads::Piece },
+    /// What stands on the log writes a part of it again.
+    Rewrite {
+        token: Token,
+    },
+    Read {
+        piece: reads::Piece,
+    },
 }
 
 /// Data of a span that is not on this medium yet.
@@ -188,6 +196,8 @@ pub struct Participant {
     /// In order.
     held: VecDeque<Held>,
     standing: Standing,
+    /// Whether something stands on the log in this part: what stood on it before is fenced.
+    stands: bool,
     /// Members that are reached, as a leader reaches them.
     links: BTreeSet<Member>,
     outboxes: BTreeMap<Member, Outbox>,
@@ -273,6 +283,7 @@ impl Participant {
     ) -> Self {
         let Found { superblock, spans } = found;
         let ring_blocks = superblock.ring_blocks.get();
+        let is_encrypted = superblock.data_key != [0; 16];
         let says = superblocks::of_copy(&superblock);
         let replica = Replica::new(says, ring_blocks, spans);
         Self {
@@ -285,9 +296,10 @@ impl Participant {
             superblocks: Superblocks::new(Box::new(superblock), keys),
             held: VecDeque::new(),
             standing: Standing::default(),
+            stands: false,
             links: BTreeSet::new(),
             outboxes: BTreeMap::new(),
-            reads: SpanReads::new(pool, ring_blocks),
+            reads: SpanReads::new(pool, ring_blocks, is_encrypted),
             operations: Slab::new(),
             deadlines: Deadlines::new(times),
             has_failed: false,
@@ -568,6 +580,11 @@ impl Participant {
 
     // What stands on the log.
 
+    /// Something stands on the log from now on, until the part ends: it was opened after [`Act::Began`].
+    pub fn stand(&mut self) {
+        self.stands = matches!(self.part, Part::Serves(_));
+    }
+
     /// What stands on the log is about to write this in the clear; the same, perhaps encrypted, comes with [`Self::write`].
     pub fn announce(&mut self, token: Token, offset: u64, data: &[Buf]) {
         self.standing.announce(token, Announced::of(offset, data));
@@ -577,46 +594,85 @@ impl Participant {
     pub fn write(&mut self, now: Nanos, token: Token, data: Vec<Buf>, way: Option<DurableWay>) {
         self.now = now;
         let announced = self.standing.take_announced(token);
-        let is_taken = match (&mut self.part, announced) {
-            (Part::Serves(group), Some(Announced::Superblock(block))) => {
-                let last = group.change();
-                let head = self.replica.head().position;
-                let change = superblocks::change_of(&block, last, head);
-                // What is for this medium alone asks nothing of others.
-                let is_news = change != last;
-                let number = if is_news {
-                    group.set_change(change)
+        let is_taken = match announced {
+            // It may stand on an earlier part of this node's.
+            _ if !self.stands => false,
+            Some(Announced::Superblock(block)) => self.write_change(token, block),
+            Some(Announced::Ring { offset, header }) => {
+                let (log, head) = (self.superblocks.last().log.get(), self.replica.head());
+                let span = header.filter(|header| {
+                    header.follows(log, head) && self.reads.offset_at(header.position) == offset
+                });
+                if let Some(header) = span {
+                    self.write_span(token, header.id(head), data, way)
                 } else {
-                    last.number
-                };
-                self.superblocks.ask(token, block, number);
-                if is_news {
-                    let (epoch, change) = (group.epoch(), group.change());
-                    self.replica.change_own(self.me, epoch, change);
+                    let token = self.begin(Operation::Rewrite { token });
+                    self.acts.push(Act::Write {
+                        token,
+                        offset,
+                        data,
+                        way,
+                    });
+                    true
                 }
-                true
             }
-            (Part::Serves(group), Some(Announced::Span(header))) => {
-                let epoch = group.epoch();
-                let span = header.id(self.replica.head());
-                let data = if self.outboxes.is_empty() {
-                    data
-                } else {
-                    with_own_control(data)
-                };
-                let is_taken =
-                    self.take_span(span, data, way, |replica| replica.append(epoch, span));
-                if is_taken {
-                    self.standing.span(span.end.position, token);
-                }
-                is_taken
-            }
-            _ => false,
+            None => false,
         };
         if !is_taken {
             self.end(token, Err(IoError::Fenced));
         }
         self.pump();
+    }
+
+    fn write_change(&mut self, token: Token, block: Box<LogSuperblock>) -> bool {
+        let Part::Serves(group) = &mut self.part else {
+            return false;
+        };
+        let last = group.change();
+        let head = self.replica.head().position;
+        let change = superblocks::change_of(&block, last, head);
+        // What is for this medium alone asks nothing of others.
+        let is_news = change != last;
+        let goes_back = change.tail.position < last.tail.position
+            || change.incarnation < last.incarnation
+            || change.tail.position > group.committed();
+        if goes_back || is_news && !group.is_retired() {
+            return false;
+        }
+        let number = if is_news {
+            group.set_change(change)
+        } else {
+            last.number
+        };
+        self.superblocks.ask(token, block, number);
+        if is_news {
+            let (epoch, change) = (group.epoch(), group.change());
+            self.replica.change_own(self.me, epoch, change);
+        }
+        true
+    }
+
+    fn write_span(
+        &mut self,
+        token: Token,
+        span: SpanId,
+        data: Vec<Buf>,
+        way: Option<DurableWay>,
+    ) -> bool {
+        let Part::Serves(group) = &self.part else {
+            return false;
+        };
+        let epoch = group.epoch();
+        let data = if self.outboxes.is_empty() {
+            data
+        } else {
+            with_own_control(data)
+        };
+        let is_taken = self.take_span(span, data, way, |replica| replica.append(epoch, span));
+        if is_taken {
+            self.standing.span(span.end.position, token);
+        }
+        is_taken
     }
 
     fn end(&mut self, token: Token, result: Result<(), IoError>) {
@@ -645,6 +701,7 @@ impl Participant {
                     self.replica.superblock_written();
                 }
             }
+            (Operation::Rewrite { token }, result) => self.end(token, result.map(drop)),
             (_, Err(error)) => self.fail(error),
         }
         self.pump();

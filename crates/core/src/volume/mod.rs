@@ -119,6 +119,8 @@ pub enum Event {
     CancelDestageAll,
     /// Have both superblocks of the log say the same: what the log does not hold any more comes back with neither.
     TellTail,
+    /// Another owner has the volume: nothing is answered any more but that.
+    Fenced,
     /// Stop taking requests, make everything durable, with `destage` also destage everything, and
     /// close the log cleanly; the phase becomes [`Phase::Closed`].
     Close {
@@ -283,6 +285,7 @@ impl Volume {
             Event::Poll => self.poll(now, cx),
             Event::DestageAll => self.destage_all(),
             Event::TellTail => self.writes.tell_tail(),
+            Event::Fenced => self.fence(cx),
             Event::CancelDestageAll => {
                 self.destaging.forget_target();
                 self.direct.cancel_destage_all();
@@ -660,6 +663,13 @@ impl Volume {
             }
             Ok(()) if whole => {
                 let mut log = self.opening.take_log();
+                if log.superblocks().is_damaged_copy() {
+                    // Another copy has that whole: a tail that moves on would take it away there.
+                    let position = log.head();
+                    self.index = ExtentIndex::default();
+                    self.phase = Phase::Failed(OpenError::CorruptLog { position });
+                    return self.opening.refuse(RequestError::Io, &mut self.port, cx);
+                }
                 log.check_allocation();
                 // A flush may have been the last that was acknowledged; the log does not tell. So
                 // what is found goes to the backend before what is written from now on.

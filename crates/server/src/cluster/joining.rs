@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::{Duration, Instant};
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::io::Nanos;
@@ -18,6 +19,9 @@ use crate::config::cluster::{Cluster, ClusterNode};
 use crate::shard::groups::{GroupEvent, GroupsConfig};
 use crate::shard::links::{self, LinksConfig, PeerConfig};
 
+/// How long an address that is in use is waited for, and how often it is tried meanwhile.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(2);
+const ADDRESS_PAUSE: Duration = Duration::from_millis(20);
 /// Memory that spans of other nodes come into.
 const SPANS_BYTES: usize = 64 << 20;
 
@@ -55,8 +59,7 @@ pub fn join(
     run: u64,
 ) -> Result<(GroupsConfig, UnboundedReceiver<GroupEvent>), JoinError> {
     let address = cluster.listen;
-    let listener =
-        TcpListener::bind(address).map_err(|source| JoinError::Listen { address, source })?;
+    let listener = listen(address).map_err(|source| JoinError::Listen { address, source })?;
     let others = (cluster.nodes.iter()).filter(|(_, node)| node.member != cluster.own.member);
     let peers: Result<Vec<_>, _> = others.map(|(name, node)| peer(name, node)).collect();
     let credentials = cluster.tls.as_ref().map(|tls| {
@@ -98,6 +101,23 @@ pub fn join(
         events,
     };
     Ok((config, told))
+}
+
+/// Listen. The kernel lets go of a killed program's address only after its operations in flight have ended, which may be a
+/// moment after the program has gone.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let began = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && began.elapsed() < ADDRESS_PATIENCE =>
+            {
+                std::thread::sleep(ADDRESS_PAUSE);
+            }
+            bound => return bound,
+        }
+    }
 }
 
 fn peer(name: &str, node: &ClusterNode) -> Result<PeerConfig, JoinError> {

@@ -163,7 +163,9 @@ impl Groups {
     /// A volume stands on its copy. Returns the copy's slot.
     pub fn stands(&mut self, volume: Uuid, slot: u32) -> Option<u32> {
         let group = *self.by_volume.get(&volume)?;
-        self.copies.get_mut(group)?.slot = Some(slot);
+        let copy = self.copies.get_mut(group)?;
+        copy.slot = Some(slot);
+        copy.participant.stand();
         Some(group)
     }
 

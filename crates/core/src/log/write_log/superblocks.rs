@@ -97,6 +97,11 @@ impl Superblocks {
         self.lost.remove(range);
     }
 
+    /// Whether it is a copy among others, and replay found damaged blocks.
+    pub(crate) fn is_damaged_copy(&self) -> bool {
+        self.damaged_blocks > 0 && self.last.membership().is_some()
+    }
+
     /// Data blocks that replay found damaged, whether something newer takes the place of what they held or not.
     pub fn damaged_blocks(&self) -> u64 {
         self.damaged_blocks

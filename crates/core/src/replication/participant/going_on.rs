@@ -63,6 +63,7 @@ impl Participant {
         for outbox in self.outboxes.values_mut() {
             *outbox = Outbox::default();
         }
+        self.stands = false;
         self.deadlines.begin(self.now);
         self.part = part;
         for member in &self.links {
@@ -82,7 +83,7 @@ impl Participant {
         }
     }
 
-    fn begin(&mut self, operation: Operation) -> Token {
+    pub(super) fn begin(&mut self, operation: Operation) -> Token {
         Token(self.operations.insert(operation) as u64)
     }
 
@@ -256,11 +257,10 @@ impl Participant {
         let Part::Serves(group) = &self.part else {
             return;
         };
-        if group.record().config.members.count() < self.copies_min {
-            return;
-        }
+        let is_short = group.record().config.members.count() < self.copies_min;
         let (committed, retired) = (group.committed(), group.retired());
-        while let Some(token) = self.standing.next_committed(committed) {
+        // What a superblock says keeps nobody's data: it opens, destages and closes with fewer.
+        while !is_short && let Some(token) = self.standing.next_committed(committed) {
             self.end(token, Ok(()));
         }
         if let Some(token) = self.superblocks.next_retired(retired) {

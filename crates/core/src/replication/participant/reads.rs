@@ -64,6 +64,7 @@ struct Verify {
 pub(super) struct SpanReads {
     pool: Arc<Pool>,
     ring_blocks: u64,
+    is_encrypted: bool,
     wanted: VecDeque<(Purpose, SpanId)>,
     reading: Slab<Reading>,
     verify: Option<Verify>,
@@ -74,8 +75,9 @@ pub(super) struct SpanReads {
 pub(super) type Read = (Purpose, SpanId, Option<Vec<Buf>>);
 
 impl SpanReads {
-    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64) -> Self {
+    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64, is_encrypted: bool) -> Self {
         Self {
+            is_encrypted,
             pool,
             ring_blocks,
             wanted: VecDeque::new(),
@@ -87,7 +89,11 @@ impl SpanReads {
 
     /// Offset in bytes on the log's region of a span.
     pub(super) fn offset_of(&self, span: &SpanId) -> u64 {
-        let position = span.end.position - u64::from(span.blocks);
+        self.offset_at(span.end.position - u64::from(span.blocks))
+    }
+
+    /// The same of a position.
+    pub(super) fn offset_at(&self, position: u64) -> u64 {
         (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64
     }
 
@@ -203,7 +209,10 @@ impl SpanReads {
             let is_good = data.as_ref().is_some_and(|data| is_whole(&span, data));
             verify.is_bad |= is_there && !is_good;
         }
-        Some((purpose, span, data.filter(|_| is_there && !has_failed)))
+        // What rots here must not be taken for the log elsewhere; of an encrypted log the one who takes it has to see that.
+        let is_sound = |data: &Vec<Buf>| self.is_encrypted || is_whole(&span, data);
+        let is_given = is_there && !has_failed && data.as_ref().is_some_and(is_sound);
+        Some((purpose, span, data.filter(|_| is_given)))
     }
 }
 

@@ -14,13 +14,19 @@ use crate::replication::{Point, SpanId};
 #[derive(Debug)]
 pub(super) enum Announced {
     Superblock(Box<LogSuperblock>),
-    Span(Header),
+    /// Something in the ring: a span, if it has the head of one and is where that belongs; else a part of the log that is
+    /// written again in its place.
+    Ring {
+        offset: u64,
+        header: Option<Header>,
+    },
 }
 
 /// Of a span's head, what names the span.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
-    position: u64,
+    log: u64,
+    pub(super) position: u64,
     blocks: u32,
     chain: u64,
     checksum: u64,
@@ -31,6 +37,7 @@ pub(super) struct Header {
 impl Header {
     fn of(header: &SpanHeader) -> Self {
         Self {
+            log: header.log.get(),
             position: header.position.get(),
             blocks: u32::from(header.control_blocks.get()) + u32::from(header.data_blocks.get()),
             chain: header.chain.get(),
@@ -40,9 +47,13 @@ impl Header {
         }
     }
 
+    /// Whether it is of the next span of the log with this number, if that ends at `head`.
+    pub(super) fn follows(&self, log: u64, head: Point) -> bool {
+        self.log == log && self.chain == head.chain && self.position >= head.position
+    }
+
     /// What others call the span, if the log ends at `head`.
     pub(super) fn id(&self, head: Point) -> SpanId {
-        debug_assert_eq!(self.chain, head.chain);
         SpanId {
             start: head,
             end: Point {
@@ -57,15 +68,16 @@ impl Header {
 }
 
 impl Announced {
-    /// What is written at `offset`; `None` if it is neither.
+    /// What is written at `offset`; `None` if it is nothing of a log.
     pub(super) fn of(offset: u64, data: &[Buf]) -> Option<Self> {
         let first = data.first()?;
         if offset < LOG_HEADER_BLOCKS * BLOCK_BYTES as u64 {
             let block = LogSuperblock::parse(first).ok()?;
             return Some(Self::Superblock(Box::new(block)));
         }
-        let header = SpanHeader::peek(first).ok()?;
-        Some(Self::Span(Header::of(&header)))
+        let header = SpanHeader::peek(first).ok();
+        let header = header.as_ref().map(Header::of);
+        Some(Self::Ring { offset, header })
     }
 }
 

@@ -183,8 +183,11 @@ impl Superblocks {
         } else {
             0
         });
-        if next.tail.get() != says.tail.position {
-            // The cache of this node has forgotten nothing of what was destaged elsewhere.
+        let is_same = next.tail.get() == says.tail.position
+            && next.incarnation.get() == says.incarnation
+            && next.membership().is_some_and(|last| last.is_whole);
+        if !is_same {
+            // The cache of this node has forgotten nothing of what others destaged, or wrote past the log.
             next.cache = U64::new(Tie::UNKNOWN.cache);
             next.cache_stamp = U64::new(Tie::UNKNOWN.stamp);
         }

@@ -445,6 +445,7 @@ impl Net {
         let pool = Arc::clone(&self.pool);
         let node = self.node(member);
         node.began += 1;
+        node.participant.as_mut().expect("it is up").stand();
         let (mut log, _) = replay(&node.disk, &pool);
         let (offset, block) = log.superblock_for_opening();
         node.writer = Some(Writer::new(log));

@@ -17,6 +17,7 @@ use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig, sharing};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region_with, zero_region};
 use hdcs_device::file::DeviceError;
+use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
@@ -28,13 +29,16 @@ use super::open::NotOpen;
 use super::replicas::close_copy;
 use super::setup::Setup;
 use super::volumes::Volumes;
-use super::{ANSWER_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name};
+use super::{
+    ANSWER_TIME_MAX, COMMAND_TIME_MAX, Node, at_volume, beside, failed, invalid, looks, parse_name,
+};
 use crate::catalogue::{
     self, CatalogueError, Entry, LOG_FILE, LogPlace, PendingVolume, StagedData, VolumeName,
     check_volume_bytes,
 };
 use crate::data_dir::Layout;
 use crate::inspect;
+use crate::shard::command::Command;
 
 /// Refuse what a new volume would destroy, since it is not the bytes of one, or cannot be told from that. What else is
 /// wrong with a URL others say.
@@ -124,6 +128,20 @@ impl Node {
             None => (self.open(&entry, volumes).await).map_err(|error| error.to_string()),
         };
         if let Err(error) = opened {
+            if entry.is_replicated {
+                // It may be on its way.
+                let number = VolumeNumber(entry.number);
+                let closed =
+                    self.link
+                        .ask("closing it", COMMAND_TIME_MAX, |answer| Command::Close {
+                            volume: number,
+                            destage: false,
+                            answer,
+                        });
+                if let Err(why) = closed.await {
+                    tracing::debug!("volume {name}: {why}");
+                }
+            }
             self.groups.forget(&entry).await;
             close_copy(self, &entry).await;
             // Nothing was ever written to it; a backend of the user's is not touched.
@@ -224,11 +242,14 @@ impl Node {
 
 /// Make the group of a new volume, and have this node serve it.
 async fn found(node: &Node, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), String> {
+    // The name is said once.
+    let named = format!("volume {}: ", entry.name);
+    let why = |error: ApiError| error.message.replacen(&named, "", 1);
     let founded = node.groups.found(entry, log, plan).await;
-    founded.map_err(|error| error.message)?;
+    founded.map_err(why)?;
     let replicas = node.replicas.as_ref().ok_or("this node is alone")?;
     let served = replicas.await_served(entry.name.as_str(), entry.uuid);
-    served.await.map_err(|error| error.message)
+    served.await.map_err(why)
 }
 
 /// Check a backend's URL; returns what is there already.

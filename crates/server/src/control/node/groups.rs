@@ -80,7 +80,7 @@ fn check_plan(
     let cluster = cluster.ok_or(
         "copies on other nodes need a cluster: give [cluster] in the configuration (docs/GROUPS.md)",
     )?;
-    let (replicas, copies_min) = (request.replicas, request.copies_min);
+    let (replicas, copies_min) = (request.replicas, request.copies_least());
     if !REPLICAS.contains(&replicas) {
         return Err(format!(
             "a volume has 2 or 3 replicas, this node's copy included, not {replicas}: for one copy, leave the group out"
@@ -191,7 +191,7 @@ impl Groups {
     /// Make the group of a volume whose files are there, with this number of its log, before it is opened.
     pub async fn found(&self, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), ApiError> {
         let name = &entry.name;
-        let spec = VolumeSpecFile::of(entry, log, plan.request.copies_min);
+        let spec = VolumeSpecFile::of(entry, log, plan.request.copies_least());
         let spec = spec.ok_or_else(|| failed(format!("volume {name}: it has no backend")))?;
         if self.find(name.as_str()).await.is_ok() {
             return Err(ApiError::new(

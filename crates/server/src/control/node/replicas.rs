@@ -32,6 +32,7 @@ use hdcs_core::replication::record::GroupRecord;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::create::{make_copy, make_copy_again};
@@ -70,11 +71,11 @@ struct Known {
     revision: u64,
     /// Whether the copy is open.
     is_open: bool,
+    /// When it is tried again to open it.
+    open_at: Option<Instant>,
     /// The epoch in which this process has begun to serve, or to take the group for that.
     epoch: u64,
     serving: Serving,
-    /// Whether this node was the primary before it took the group, so that its cache knows what was destaged.
-    keeps_cache: bool,
     /// Why the last takeover by this node did not come about, or the volume was not opened after it.
     stopped: Option<String>,
     status: Option<Status>,
@@ -122,15 +123,15 @@ impl Replicas {
     /// Tell the copy of the record, if it does not know it.
     fn tell(&self, volume: Uuid, record: &GroupRecord) {
         let is_news = self.with(volume, |known| {
-            let is_news = known.is_open && record.revision > known.revision;
-            if is_news {
-                known.revision = record.revision;
-            }
-            is_news
+            known.is_open && record.revision > known.revision
         });
-        if is_news {
-            let record = Box::new(record.clone());
-            self.0.link.send(Command::SeeRecord(volume, record));
+        let is_told =
+            is_news && (self.0.link).send(Command::SeeRecord(volume, Box::new(record.clone())));
+        if is_told {
+            // What the shard had no room for is told again at the next look.
+            self.with(volume, |known| {
+                known.revision = known.revision.max(record.revision);
+            });
         }
     }
 
@@ -166,7 +167,12 @@ impl Replicas {
         if found.is_none_or(|found| found.revision < record.revision) {
             // It is not there, whatever became of the attempt.
             tokio::time::sleep(LOOK_PERIOD).await;
-            self.0.link.send(Command::AskAgain(volume));
+            while !self.0.link.send(Command::AskAgain(volume)) {
+                if self.0.link.path().is_stopping() {
+                    return;
+                }
+                tokio::time::sleep(LOOK_PERIOD).await;
+            }
         }
     }
 
@@ -175,7 +181,7 @@ impl Replicas {
         let taking = record.taking(self.0.me);
         self.with(volume, |known| {
             known.epoch = taking.epoch;
-            known.keeps_cache = record.primary() == Some(self.0.me);
+            known.serving = Serving::No;
             known.stopped = None;
         });
         self.ask(volume, taking).await;
@@ -207,8 +213,17 @@ impl Replicas {
                 return Ok(());
             }
             if Instant::now() > until {
+                let takes = self.with(volume, |known| {
+                    let status = known.status.as_ref();
+                    status.is_some_and(|status| status.role == Role::Takes)
+                });
+                let why = if takes {
+                    ": too few of its members answer, and this node serves it as soon as they do"
+                } else {
+                    ""
+                };
                 let message = format!(
-                    "volume {name}: it is not served after {} s; `hdcs group show {name}` says how far it is",
+                    "volume {name}: it is not served after {} s{why}; `hdcs group show {name}` says which members it has",
                     TAKEOVER_TIME_MAX.as_secs()
                 );
                 return Err(ApiError::new(ErrorKind::Timeout, message));
@@ -253,6 +268,7 @@ pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // What is done with a volume may take long, and others do not wait for that.
     let mut queues = BTreeMap::new();
+    let mut looking: Option<JoinHandle<()>> = None;
     loop {
         tokio::select! {
             event = events.recv() => {
@@ -270,7 +286,13 @@ pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
                 });
                 let _ = queue.send(what);
             }
-            _ = look.tick() => look_at_all(&node).await,
+            // One that hangs holds up no event, and no second one is begun.
+            _ = look.tick() => {
+                if looking.as_ref().is_none_or(JoinHandle::is_finished) {
+                    let node = Arc::clone(&node);
+                    looking = Some(tokio::spawn(async move { look_at_all(&node).await }));
+                }
+            }
         }
     }
 }
@@ -289,8 +311,7 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
                     known.epoch = epoch;
                     known.serving = Serving::May;
                 });
-                let keeps_cache = replicas.with(volume, |known| known.keeps_cache);
-                let opened = serve(&node, volume, keeps_cache).await;
+                let opened = serve(&node, volume).await;
                 replicas.with(volume, |known| {
                     if opened.is_ok() {
                         known.serving = Serving::Yes;
@@ -330,7 +351,7 @@ fn called(node: &Node, volume: Uuid) -> String {
 }
 
 /// The group is this node's: open the volume.
-async fn serve(node: &Node, volume: Uuid, keeps_cache: bool) -> Result<(), String> {
+async fn serve(node: &Node, volume: Uuid) -> Result<(), String> {
     let Some(entry) = entry_of(node, volume) else {
         return Err("this node does not know the volume".to_owned());
     };
@@ -341,16 +362,14 @@ async fn serve(node: &Node, volume: Uuid, keeps_cache: bool) -> Result<(), Strin
             Err(_) => tokio::time::sleep(WATCH_PERIOD).await,
         }
     };
-    if !keeps_cache {
-        // What others have destaged meanwhile it has not forgotten.
-        let number = VolumeNumber(entry.number);
-        let forgotten = node
-            .link
-            .ask_each("forgetting it", COMMAND_TIME_MAX, |answer| {
-                Command::Forget(number, answer)
-            });
-        forgotten.await.map_err(|error| error.to_string())?;
-    }
+    // What others have destaged meanwhile it has not forgotten.
+    let number = VolumeNumber(entry.number);
+    let forgotten = node
+        .link
+        .ask_each("forgetting it", COMMAND_TIME_MAX, |answer| {
+            Command::Forget(number, answer)
+        });
+    forgotten.await.map_err(|error| error.to_string())?;
     let until = Instant::now() + TAKEOVER_TIME_MAX / 2;
     loop {
         let Err(failure) = node.open(&entry, node.volumes.count()).await else {
@@ -430,7 +449,12 @@ async fn look_at(
     record: &GroupRecord,
 ) -> Result<(), ApiError> {
     let volume = spec.uuid;
+    let now = Instant::now();
+    if replicas.with(volume, |known| known.open_at.is_some_and(|at| at > now)) {
+        return Ok(());
+    }
     if !replicas.with(volume, |known| known.is_open) {
+        replicas.with(volume, |known| known.open_at = Some(now + FAULT_PERIOD));
         let entry = match entry_of(node, volume) {
             Some(entry) => with_log(node, entry, spec).await?,
             None => make_own_copy(node, spec).await?,
@@ -449,7 +473,10 @@ async fn look_at(
             Command::OpenCopy(Box::new(copy), answer)
         });
         opened.await?;
-        replicas.with(volume, |known| known.is_open = true);
+        replicas.with(volume, |known| {
+            known.is_open = true;
+            known.open_at = None;
+        });
     }
     replicas.tell(volume, record);
     let is_forgotten = record.primary() == Some(replicas.0.me)

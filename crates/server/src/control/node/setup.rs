@@ -12,7 +12,7 @@ use hdcs_backend::memory::{Kind, Needs, VolumeMemory};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::LOG_BYTES_MIN;
-use hdcs_core::volume::VolumeConfig;
+use hdcs_core::volume::{LogFailure, VolumeConfig};
 use hdcs_device::{DeviceRegion, space};
 use hdcs_frontend::access::Allow;
 
@@ -161,7 +161,12 @@ impl Setup {
             compression: settings.compression,
             codec: &CODECS,
             when_full: settings.when_full,
-            log_failure: settings.log_failure,
+            // Past the log is past its copies.
+            log_failure: if entry.is_replicated {
+                LogFailure::ReadOnly
+            } else {
+                settings.log_failure
+            },
             discard: settings.discard,
             unpersisted_bytes_max: settings.unpersisted_max_kib * 1024,
             unpersisted_age_max: Nanos::from_millis(settings.unpersisted_age_max_ms),

@@ -9,12 +9,13 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::Act;
+use hdcs_core::volume::Event;
 use hdcs_core::wire::replication::About;
 use hdcs_device::ring::{Finished, Outcome, Owner, Ring};
 use hdcs_device::worker::JobOutput;
 use uuid::Uuid;
 
-use super::{CopyError, CopyOpened, CopySpec, GroupChange, Groups, open};
+use super::{CopyError, CopyOpened, CopySpec, GroupChange, Groups, NO_LOG_PAUSE, open};
 use crate::shard::ACCEPT_PAUSE;
 use crate::shard::command::Answer;
 use crate::shard::control::tell;
@@ -23,9 +24,23 @@ use crate::shard::turn::Shard;
 
 const NO_CLUSTER: &str = "this node is alone: there is no [cluster] in its configuration";
 
+/// What the volume that stands on a copy is told.
+enum Told {
+    /// An operation on its log has ended.
+    Ended(Completion),
+    /// The group is another node's.
+    Fenced,
+}
+
 impl Groups {
-    /// Perform one act of a copy. Returns an operation of the volume in this slot that has ended.
-    fn perform(&mut self, ring: &mut Ring, group: u32, act: Act) -> Option<(u32, Completion)> {
+    /// Perform one act of a copy. Returns what the volume in this slot is told.
+    fn perform(
+        &mut self,
+        now: Nanos,
+        ring: &mut Ring,
+        group: u32,
+        act: Act,
+    ) -> Option<(u32, Told)> {
         let copy = self.copies.get_mut(group)?;
         let volume = copy.volume;
         match act {
@@ -47,7 +62,7 @@ impl Groups {
                 copy.device
                     .read(ring, Owner::Copy(group), token, offset, buf);
             }
-            Act::Ended(completion) => return Some((copy.slot?, completion)),
+            Act::Ended(completion) => return Some((copy.slot?, Told::Ended(completion))),
             Act::Answer {
                 to,
                 epoch,
@@ -66,6 +81,8 @@ impl Groups {
                 }
             }
             Act::Break(member) => {
+                // Not at once: it may come to the same again.
+                copy.again.insert(member, now.plus(NO_LOG_PAUSE));
                 self.links.unwant(member);
                 self.links.want(member);
             }
@@ -75,7 +92,11 @@ impl Groups {
                 let epoch = copy.participant.record().map_or(0, |record| record.epoch);
                 self.tell(volume, GroupChange::Began { epoch });
             }
-            Act::Fenced => self.tell(volume, GroupChange::Fenced),
+            Act::Fenced => {
+                let slot = copy.slot;
+                self.tell(volume, GroupChange::Fenced);
+                return Some((slot?, Told::Fenced));
+            }
             Act::Stopped(why) => self.tell(volume, GroupChange::Stopped(why.to_string())),
             Act::Failed(error) => self.tell(volume, GroupChange::Failed(error)),
         }
@@ -136,8 +157,13 @@ fn run_touched(state: &mut ShardState) {
             let Some(groups) = &mut state.groups else {
                 return;
             };
-            if let Some((slot, completion)) = groups.perform(&mut state.ring, group, act) {
-                state.log_finished(slot, completion.token, completion.result);
+            match groups.perform(now, &mut state.ring, group, act) {
+                None => {}
+                Some((slot, Told::Ended(completion))) => {
+                    state.log_finished(slot, completion.token, completion.result);
+                }
+                // Its clients get no answer from here any more, whatever the control plane is busy with.
+                Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
             }
         }
     }

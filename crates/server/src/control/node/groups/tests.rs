@@ -40,7 +40,7 @@ fn request(nodes: &[&str]) -> GroupRequest {
         replicas: nodes.len() as u8,
         ack: Ack::Majority,
         nodes: nodes.iter().map(ToString::to_string).collect(),
-        copies_min: 1,
+        copies_min: Some(1),
     }
 }
 
@@ -156,10 +156,10 @@ fn plan_that_cannot_be_is_refused_with_its_reason() {
             "3 replicas are on as many nodes, and 2 are named",
         ),
         (
-            of(&|group| group.copies_min = 3),
+            of(&|group| group.copies_min = Some(3)),
             "from 1 to the number of replicas, 2",
         ),
-        (of(&|group| group.copies_min = 0), "from 1 to"),
+        (of(&|group| group.copies_min = Some(0)), "from 1 to"),
         (
             of(&|group| group.nodes = Vec::new()),
             "the first of its nodes is the one that is asked, a",

@@ -1,0 +1,303 @@
+//! What volumes and parts ask of devices, and how that ends.
+
+use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::io::{Action, Completion, Done, Nanos, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::volume::Event;
+use zerocopy::IntoBytes;
+
+use super::Plant;
+use super::check_logs;
+use super::client::Peer;
+use super::node::{LogWrite, Op};
+use super::shared::{User, Wanted};
+use super::world::{ClusterWorld, Happening};
+use crate::violation::Violation;
+
+/// How many times longer a write takes that a planted bug has ended before.
+const ORPHAN_FACTOR: u64 = 40;
+
+fn is_in_ring(offset: u64) -> bool {
+    offset >= LOG_HEADER_BLOCKS * BLOCK_BYTES as u64
+}
+
+impl ClusterWorld {
+    /// Do what a volume asks for.
+    pub(super) fn perform(
+        &mut self,
+        node: usize,
+        user: User,
+        action: Action,
+    ) -> Result<(), Violation> {
+        match action {
+            Action::LogRead { token, offset, buf } => {
+                let op = self.nodes[node].disk.submit_read(offset, buf.len());
+                self.begin_on_disk(
+                    node,
+                    Op::VolumeRead {
+                        user,
+                        op,
+                        token,
+                        buf,
+                    },
+                );
+                Ok(())
+            }
+            Action::LogWrite {
+                token,
+                offset,
+                data,
+                way,
+            } => {
+                let now = self.nodes[node].now(self.engine.now());
+                self.note_log_write(node, token, offset, &data)?;
+                if let Some(up) = self.nodes[node].up.as_mut() {
+                    up.participant.announce(token, offset, &data);
+                    up.participant.write(now, token, data, way);
+                }
+                self.end_hastily(node, token, is_in_ring(offset))
+            }
+            Action::BackendRead { token, offset, buf } => {
+                self.begin_on_backend(node, user, token, Wanted::Read(offset, buf))
+            }
+            Action::BackendWrite {
+                token,
+                offset,
+                data,
+            } => self.begin_on_backend(node, user, token, Wanted::Write(offset, data)),
+            Action::BackendZero {
+                token,
+                offset,
+                bytes,
+                unmap,
+            } => {
+                let sector = hdcs_core::base::limits::SECTOR_BYTES as u64;
+                let range = hdcs_core::base::io::SectorRange::new(offset / sector, bytes / sector);
+                self.begin_on_backend(node, user, token, Wanted::Zero(range, unmap))
+            }
+            Action::BackendFlush { token } => {
+                self.begin_on_backend(node, user, token, Wanted::Flush)
+            }
+            // It is for local stores.
+            Action::BackendUnsettled { .. } => Ok(()),
+            Action::Reply { request, result } => {
+                if self.client.peer
+                    != Some(Peer {
+                        node,
+                        epoch: user.epoch,
+                    })
+                {
+                    return Ok(());
+                }
+                let was_refused = self
+                    .standing(node)
+                    .is_some_and(|standing| standing.was_refused);
+                let now = self.engine.now();
+                self.engine
+                    .note("reply", [request.0, u64::from(result.is_ok()), 0, 0]);
+                let coverage = &mut self.coverage;
+                if self
+                    .client
+                    .answered(now, request, result, was_refused, coverage)?
+                {
+                    self.leave_client(user);
+                }
+                Ok(())
+            }
+            other => Err(Violation::new(
+                "unexpected",
+                format!("a volume asks for {other:?}"),
+            )),
+        }
+    }
+
+    fn note_log_write(
+        &mut self,
+        node: usize,
+        token: Token,
+        offset: u64,
+        data: &[Buf],
+    ) -> Result<(), Violation> {
+        let write = if is_in_ring(offset) {
+            check_logs::end_of(data).map(LogWrite::Span)
+        } else {
+            let superblock = data
+                .first()
+                .and_then(|block| LogSuperblock::parse(block).ok());
+            superblock.map(|superblock| LogWrite::Superblock {
+                tail: superblock.tail.get(),
+            })
+        };
+        let write = write.ok_or_else(|| {
+            Violation::new("unexpected", "a volume writes no span and no superblock")
+        })?;
+        if let Some(standing) = self.standing(node) {
+            standing.log_writes.insert(token, write);
+        }
+        Ok(())
+    }
+
+    /// A planted bug has a write of the volume end before it should.
+    fn end_hastily(&mut self, node: usize, token: Token, is_span: bool) -> Result<(), Violation> {
+        let plant = if is_span {
+            Plant::HastyEnd
+        } else {
+            Plant::TailOfOne
+        };
+        if self.plant != Some(plant) {
+            return Ok(());
+        }
+        let result = Ok(Done::Written);
+        self.log_ended(node, Completion { token, result })
+    }
+
+    fn begin_on_backend(
+        &mut self,
+        node: usize,
+        user: User,
+        token: Token,
+        wanted: Wanted,
+    ) -> Result<(), Violation> {
+        let begun = self.shared.begin(user, wanted, &mut self.client.history)?;
+        let pause = self.scenario.backend.draw(&mut self.random);
+        self.begin(node, pause, Op::Backend { user, token, begun });
+        Ok(())
+    }
+
+    fn begin_on_disk(&mut self, node: usize, op: Op) {
+        let pause = self.scenario.disk.draw(&mut self.random).0 * self.slow[node];
+        self.begin(node, Nanos(pause), op);
+    }
+
+    fn begin(&mut self, node: usize, pause: Nanos, op: Op) {
+        let life = self.nodes[node].life;
+        if let Some(up) = self.nodes[node].up.as_mut() {
+            let id = up.begin(op);
+            self.engine
+                .after(pause, Happening::Device { node, life, id });
+        }
+    }
+
+    /// A part writes to its medium.
+    pub(super) fn disk_write(
+        &mut self,
+        node: usize,
+        token: Token,
+        offset: u64,
+        data: Vec<Buf>,
+    ) -> Result<(), Violation> {
+        let end = is_in_ring(offset)
+            .then(|| check_logs::end_of(&data))
+            .flatten();
+        let data = match end {
+            Some(end) => {
+                self.logs.written(&data)?;
+                let ring = self.scenario.config.log_bytes / BLOCK_BYTES as u64;
+                self.coverage.laps = self.coverage.laps.max(end.position * 1000 / ring);
+                data
+            }
+            None => self.spoil_superblock(data)?,
+        };
+        let position = end.map_or(0, |end| end.position);
+        self.engine
+            .note("write", [node as u64, offset, position, 0]);
+        let op = self.nodes[node].disk.submit_write(offset, &data, true);
+        let plant = if end.is_some() {
+            Plant::EarlySpan
+        } else {
+            Plant::EarlySuperblock
+        };
+        if self.plant != Some(plant) {
+            self.begin_on_disk(node, Op::Write { op, token, end });
+            return Ok(());
+        }
+        let pause = self.scenario.disk.draw(&mut self.random).0 * ORPHAN_FACTOR;
+        self.begin(node, Nanos(pause), Op::Orphan { op, end });
+        let now = self.nodes[node].now(self.engine.now());
+        if let Some(up) = self.nodes[node].up.as_mut() {
+            up.participant.finished(now, token, Ok(Done::Written));
+        }
+        Ok(())
+    }
+
+    /// What planted bugs make of a superblock.
+    fn spoil_superblock(&self, data: Vec<Buf>) -> Result<Vec<Buf>, Violation> {
+        let foreign = || {
+            Violation::new(
+                "superblock-foreign",
+                "what is written there is no superblock",
+            )
+        };
+        let first = data.first().ok_or_else(foreign)?;
+        let mut superblock = LogSuperblock::parse(first).map_err(|_| foreign())?;
+        let mut says = superblock.membership().ok_or_else(foreign)?;
+        if self.plant != Some(Plant::ForgottenCut) {
+            return Ok(data);
+        }
+        (says.cut_position, says.void_before) = (0, 0);
+        superblock.set_membership(says);
+        superblock.seal();
+        let mut block = Pool::new(BLOCK_BYTES)
+            .alloc(BLOCK_BYTES)
+            .expect("it is all free");
+        block.copy_from_slice(superblock.as_bytes());
+        Ok(Vec::from([block.freeze()]))
+    }
+
+    /// A part reads from its medium.
+    pub(super) fn disk_read(&mut self, node: usize, token: Token, offset: u64, buf: BufMut) {
+        let op = self.nodes[node].disk.submit_read(offset, buf.len());
+        self.begin_on_disk(node, Op::Read { op, token, buf });
+    }
+
+    /// Something on a node's devices has ended.
+    pub(super) fn device_done(&mut self, index: usize, id: u64) {
+        let now = self.nodes[index].now(self.engine.now());
+        let node = &mut self.nodes[index];
+        let Some(up) = node.up.as_mut() else {
+            return;
+        };
+        self.touched.insert(index);
+        match up.ops.remove(&id).expect("it was under way") {
+            Op::Write { op, token, end } => {
+                let position = end.map_or(0, |end| end.position);
+                self.engine.note("written", [index as u64, position, 0, 0]);
+                node.disk.complete_write(op);
+                node.media.extend(end.map(|end| (end.position, end.chain)));
+                up.participant.finished(now, token, Ok(Done::Written));
+            }
+            Op::Orphan { op, end } => {
+                node.disk.complete_write(op);
+                node.media.extend(end.map(|end| (end.position, end.chain)));
+            }
+            Op::Read { op, token, mut buf } => {
+                node.disk.complete_read(op, &mut buf);
+                up.participant.finished(now, token, Ok(Done::Read(buf)));
+            }
+            Op::VolumeRead {
+                user,
+                op,
+                token,
+                mut buf,
+            } => {
+                node.disk.complete_read(op, &mut buf);
+                if let Some(standing) = up.standing_of(user) {
+                    let result = Ok(Done::Read(buf));
+                    standing
+                        .events
+                        .push_back(Event::Completed(Completion { token, result }));
+                }
+            }
+            Op::Backend { user, token, begun } => {
+                let result = self.shared.end(begun);
+                if let Some(standing) = up.standing_of(user) {
+                    standing.was_refused |= result.is_err();
+                    standing
+                        .events
+                        .push_back(Event::Completed(Completion { token, result }));
+                }
+            }
+        }
+    }
+}

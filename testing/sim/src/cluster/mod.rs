@@ -1,0 +1,139 @@
+//! A cluster in virtual time: nodes with replicated copies of one log, the production volume on that of whoever serves, and
+//! one backend behind all.
+//!
+//! ```text
+//!  client ──► volume ──► participant ──► own disk            store ◄── manager
+//!               │            ▲  │                              │ ▲
+//!               ▼            │  └─────────► other nodes        └─┴── participants
+//!            backend         └───────────── (links)
+//! ```
+//!
+//! What goes wrong: power and processes of nodes, one or all; nodes that stand still and go on; clocks at rates of their own;
+//! links that break in mid-stream, or let nothing through in one direction or both; a store whose answers are lost, or that
+//! does late what it was asked for; a manager that takes the group for no reason. Media are not lost, and do not rot.
+//!
+//! * [`world`](self) drives it, `faults` has things go wrong, `effects` has what nodes ask of devices.
+//! * `link`, `store`, `shared` (the backend), `clock`, `manager` and `client` are what the world is made of.
+//! * `check_logs`, `check_serving` and the histories of [`crate::model`] say what must hold.
+//! * [`Plant`] are bugs that prove that the checkers bite.
+
+mod check_logs;
+mod check_serving;
+mod client;
+mod clock;
+mod effects;
+mod faults;
+mod link;
+mod links;
+mod manager;
+mod node;
+mod plant;
+mod scenario;
+mod shared;
+mod store;
+mod stores;
+mod world;
+
+use std::fmt;
+
+pub use plant::Plant;
+use world::ClusterWorld;
+
+use crate::outcome;
+
+/// How to run a seed.
+pub type Options = outcome::Options<Plant>;
+/// What came of a run.
+pub type Outcome = outcome::Outcome<Coverage>;
+
+/// What a run saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Requests answered.
+    pub replies: u64,
+    /// Of them, those that failed.
+    pub errors: u64,
+    /// Writes acknowledged.
+    pub acked: u64,
+    /// Nodes that began to serve.
+    pub takeovers: u64,
+    /// Nodes that ceased to.
+    pub fenced: u64,
+    /// Candidates that gave up.
+    pub stopped: u64,
+    /// Nodes that went down, with or without power.
+    pub crashes: u64,
+    /// Nodes that stood still.
+    pub pauses: u64,
+    /// Directions in which nothing got through.
+    pub cuts: u64,
+    /// Connections made.
+    pub connections: u64,
+    /// Members that joined.
+    pub joins: u64,
+    /// Members that left.
+    pub leaves: u64,
+    /// Questions to the store that ended in an unknown way.
+    pub unknown: u64,
+    /// Messages that arrived.
+    pub messages: u64,
+    /// Laps of the ring, in thousandths, of the log that went furthest.
+    pub laps: u64,
+}
+
+impl Coverage {
+    /// Add what another run saw.
+    pub fn add(&mut self, other: &Self) {
+        self.replies += other.replies;
+        self.errors += other.errors;
+        self.acked += other.acked;
+        self.takeovers += other.takeovers;
+        self.fenced += other.fenced;
+        self.stopped += other.stopped;
+        self.crashes += other.crashes;
+        self.pauses += other.pauses;
+        self.cuts += other.cuts;
+        self.connections += other.connections;
+        self.joins += other.joins;
+        self.leaves += other.leaves;
+        self.unknown += other.unknown;
+        self.messages += other.messages;
+        self.laps = self.laps.max(other.laps);
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} replies ({} errors, {} writes), {} takeovers, {} fenced, {} given up, {} crashes, {} pauses, {} cuts, \
+             {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {}.{:03} laps at most",
+            self.replies,
+            self.errors,
+            self.acked,
+            self.takeovers,
+            self.fenced,
+            self.stopped,
+            self.crashes,
+            self.pauses,
+            self.cuts,
+            self.connections,
+            self.joins,
+            self.leaves,
+            self.unknown,
+            self.messages,
+            self.laps / 1000,
+            self.laps % 1000,
+        )
+    }
+}
+
+/// Run one seed.
+pub fn run(seed: u64, options: Options) -> Outcome {
+    Outcome::of(
+        seed,
+        ClusterWorld::new(seed, options),
+        ClusterWorld::run,
+        |world| world.coverage,
+    )
+}

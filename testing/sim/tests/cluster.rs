@@ -1,0 +1,95 @@
+//! Clusters: a seeded set, and planted bugs.
+
+use hdcs_sim::cluster::{Coverage, Options, Plant, run};
+use hdcs_sim::outcome;
+
+/// Seeds that a bug may survive.
+const SEEDS_MAX: u64 = 1000;
+
+#[test]
+fn cluster_seeds_hold_and_cover() {
+    let mut coverage = Coverage::default();
+    for seed in 0..300 {
+        let outcome = run(seed, Options::default());
+        outcome.assert_held(" --world cluster");
+        coverage.add(&outcome.coverage);
+    }
+    // A set in which nothing goes wrong proves nothing.
+    assert!(
+        coverage.takeovers > 600
+            && coverage.fenced > 50
+            && coverage.joins > 300
+            && coverage.leaves > 200
+            && coverage.crashes > 1000
+            && coverage.pauses > 500
+            && coverage.cuts > 1000
+            && coverage.unknown > 100
+            && coverage.acked > 20_000,
+        "{coverage}"
+    );
+}
+
+#[test]
+fn cluster_run_is_the_same_every_time() {
+    let [one, other] = [(); 2].map(|()| run(7, Options::default()));
+    assert_eq!(one.trace_hash, other.trace_hash);
+}
+
+fn assert_caught(plant: Plant, rules: &[&str]) {
+    outcome::assert_caught(plant, rules, SEEDS_MAX, run);
+}
+
+#[test]
+fn plant_of_a_disk_that_ends_spans_early_is_caught() {
+    assert_caught(Plant::EarlySpan, &["committed-too-few"]);
+}
+
+#[test]
+fn plant_of_a_disk_that_ends_superblocks_early_is_caught() {
+    assert_caught(Plant::EarlySuperblock, &["retired-too-few"]);
+}
+
+#[test]
+fn plant_of_a_member_that_acknowledges_early_is_caught() {
+    assert_caught(Plant::EarlyAck, &["committed-too-few"]);
+}
+
+#[test]
+fn plant_of_a_write_that_ends_before_it_is_committed_is_caught() {
+    assert_caught(Plant::HastyEnd, &["committed-too-few"]);
+}
+
+#[test]
+fn plant_of_a_tail_that_one_member_has_is_caught() {
+    // The group asserts that no tail is set before the last one is retired.
+    assert_caught(
+        Plant::TailOfOne,
+        &["retired-too-few", "tail-taken-back", "assertion"],
+    );
+}
+
+#[test]
+fn plant_of_a_joiner_that_reads_nothing_back_is_caught() {
+    assert_caught(Plant::ForgedVerify, &["joined-not-whole"]);
+}
+
+#[test]
+fn plant_of_a_cut_that_is_forgotten_is_caught() {
+    // A volume may also be opened over more than its node believes to have.
+    assert_caught(Plant::ForgottenCut, &["replay", "no-prefix", "assertion"]);
+}
+
+#[test]
+fn plant_of_a_candidate_that_does_not_ask_is_caught() {
+    assert_caught(Plant::ServesUnasked, &["serves-unasked"]);
+}
+
+#[test]
+fn plant_of_a_store_that_lets_two_win_is_caught() {
+    assert_caught(Plant::TwoWinners, &["record"]);
+}
+
+#[test]
+fn plant_of_a_volume_that_goes_on_is_caught() {
+    assert_caught(Plant::DeafVolume, &["stall"]);
+}
