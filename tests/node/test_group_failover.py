@@ -98,3 +98,81 @@ def test_three_nodes_commit_by_majority_and_lose_none_of_it(tmp_path):
         history.check(c)
         history.write(c, 100)
         history.check(c)
+
+
+def test_volume_with_copies_is_deleted_where_it_is_served_and_then_its_copies(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        refused(b.cli("volume", "delete", "v", "--discard-dirty"), 1, "the volume is another node's")
+        for daemon in (a, b):
+            refused(daemon.cli("volume", "detach", "v"), 1, "other nodes have copies")
+        refused(a.cli("volume", "resize", "v", "32M"), 1, "other nodes have copies")
+        refused(a.cli("volume", "set", "v", "dirty_ratio_max=50"), 1, "other nodes have copies")
+        history = History(6)
+        history.write(a, 50)
+        a.ok("volume", "delete", "v", "--discard-dirty")
+        assert a.json("group", "list") == []
+        b.ok("volume", "delete", "v", "--discard-dirty")
+        assert b.json("volume", "list") == []
+        a.stop()
+        b.stop()
+
+
+def test_writes_wait_while_too_few_members_are_there(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 300}) as (a, b, c):
+        create((a, b, c), tmp_path, ack="majority")
+        history = History(7)
+        history.write(a, 50)
+        b.kill()
+        c.kill()
+        writer = threading.Thread(target=history.write, args=(a, 20))
+        writer.start()
+        a.until(lambda: record(a)["members"] == ["a"])
+        writer.join(1)
+        assert writer.is_alive(), "one copy of three is no majority"
+        b.start()
+        writer.join(30)
+        assert not writer.is_alive()
+        history.check(a)
+
+
+def test_copy_that_is_damaged_is_left_as_it_is_and_one_that_is_gone_is_brought_up_anew(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(8)
+        history.write(a, 300)
+        b.kill()
+        log = b.log_of("v")
+        with open(log, "r+b") as file:
+            file.seek(40 * 4096)
+            block = file.read(4096)
+            file.seek(40 * 4096)
+            file.write(bytes(255 - byte for byte in block))
+        b.start()
+        b.tells("its copy: ")
+        history.write(a, 50)
+        assert record(a)["members"] == ["a"]
+        b.kill()
+        log.unlink()
+        b.start()
+        is_whole(a, 2)
+        history.write(a, 50)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def test_scrub_mends_a_block_of_the_primarys_log_and_it_goes_on_serving(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(9)
+        history.write(a, 100)
+        with open(a.log_of("v"), "r+b") as file:
+            data = file.read()
+            at = data.rindex(b"write ") // 4096 * 4096
+            file.seek(at)
+            file.write(b"rot!" * 1024)
+        a.cli("volume", "scrub", "v")
+        history.write(a, 50)
+        history.check(a)
+        assert record(a)["primary"] == "a"

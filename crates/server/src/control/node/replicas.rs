@@ -17,7 +17,8 @@
 //!
 //! Invariants:
 //! 1. A volume with a group is opened only between `Began` and `Fenced`.
-//! 2. Of one group one thing is done at a time, in the order of what was told.
+//! 2. Of one group one thing is done at a time, in the order of what was told; but records are asked for at once, since what
+//!    is being done may wait for a member to leave.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -311,7 +312,7 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
                     known.epoch = epoch;
                     known.serving = Serving::May;
                 });
-                let opened = serve(&node, volume).await;
+                let opened = serve(&node, replicas, volume).await;
                 replicas.with(volume, |known| {
                     if opened.is_ok() {
                         known.serving = Serving::Yes;
@@ -351,7 +352,7 @@ fn called(node: &Node, volume: Uuid) -> String {
 }
 
 /// The group is this node's: open the volume.
-async fn serve(node: &Node, volume: Uuid) -> Result<(), String> {
+async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), String> {
     let Some(entry) = entry_of(node, volume) else {
         return Err("this node does not know the volume".to_owned());
     };
@@ -370,21 +371,36 @@ async fn serve(node: &Node, volume: Uuid) -> Result<(), String> {
             Command::Forget(number, answer)
         });
     forgotten.await.map_err(|error| error.to_string())?;
-    let until = Instant::now() + TAKEOVER_TIME_MAX / 2;
+    let began = Instant::now();
+    let mut is_said = false;
     loop {
         let Err(failure) = node.open(&entry, node.volumes.count()).await else {
             tracing::info!("volume {name} is served by this node now");
             return Ok(());
         };
-        // Who served before may still be letting go of the backend.
-        let is_tried_again = !failure.kind.is_loss() && failure.kind != Failure::Gone;
-        if !is_tried_again || Instant::now() > until {
+        let is_late = began.elapsed() > TAKEOVER_TIME_MAX / 2;
+        if is_late && !std::mem::replace(&mut is_said, true) {
             tracing::error!(
-                "volume {name}: its group is this node's, and it does not serve: {failure}"
+                "volume {name}: its group is this node's, and it does not serve yet: {failure}"
             );
+            replicas.with(volume, |known| known.stopped = Some(failure.to_string()));
+        }
+        // Who served before may still be letting go of the backend, for as long as the group stays this node's.
+        replicas.look(volume).await;
+        let is_ours = replicas.with(volume, |known| {
+            let status = known.status.as_ref();
+            status.is_some_and(|status| status.role == Role::Serves)
+        });
+        if failure.kind.is_loss() || failure.kind == Failure::Gone || !is_ours {
+            tracing::error!("volume {name}: it is not opened: {failure}");
             return Err(failure.to_string());
         }
-        tokio::time::sleep(LOOK_PERIOD).await;
+        let pause = if is_late {
+            FAULT_PERIOD / 10
+        } else {
+            LOOK_PERIOD
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 
