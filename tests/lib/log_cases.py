@@ -4,6 +4,22 @@ from daemon import hdcs
 from object_stores import counters
 
 
+def flip(path, at):
+    """Change one byte of a file."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def damage(path, data):
+    """Change one byte of where the log has `data`."""
+    content = path.read_bytes()
+    assert content.count(data) == 1
+    flip(path, content.index(data) + 1000)
+
+
 def is_sound(daemon):
     """`inspect` and `check` find nothing wrong with the log of `v`, and leave it as it is."""
     log = daemon.log_of("v")

@@ -8,6 +8,7 @@ import nbd
 import pytest
 
 from daemon import DIRTY, Daemon, refused, samples
+from log_cases import damage, flip
 from programs import MIB
 
 BLOCK = 4096
@@ -22,22 +23,6 @@ RING_START = 32
 def daemon(tmp_path):
     with Daemon(tmp_path) as daemon:
         yield daemon
-
-
-def flip(path, at):
-    """Change one byte of a file."""
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
-def damage(path, data):
-    """Change one byte of where the log has `data`."""
-    content = path.read_bytes()
-    assert content.count(data) == 1
-    flip(path, content.index(data) + 1000)
 
 
 def errno_of(ask, *arguments):

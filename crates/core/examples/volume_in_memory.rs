@@ -132,7 +132,9 @@ impl Node {
         while let Some(action) = queue.pop_front() {
             self.now = self.now.plus(Nanos::from_micros(10));
             let (token, done) = match action {
-                Action::LogRead { token, offset, buf } => (token, read(&self.log, offset, buf)),
+                Action::LogRead {
+                    token, offset, buf, ..
+                } => (token, read(&self.log, offset, buf)),
                 Action::LogWrite {
                     token,
                     offset,

@@ -285,6 +285,7 @@ impl World {
                     token,
                     offset,
                     mut buf,
+                    ..
                 } => {
                     self.log_reads += 1;
                     if self.log_mute {

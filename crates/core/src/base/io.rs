@@ -317,6 +317,8 @@ pub enum Action {
         offset: u64,
         /// Returned in [`Done::Read`].
         buf: BufMut,
+        /// What was read there before is not as it should be. Where others have the same log, it may be got from them.
+        is_bad: bool,
     },
     /// Write to the log's device; complete only when durable.
     LogWrite {

@@ -537,6 +537,13 @@ impl Group {
         }
     }
 
+    /// Members in step that have everything before this position.
+    pub fn having(&self, position: u64) -> impl Iterator<Item = Member> {
+        let has = move |other: &Progress| other.link == Link::InStep && other.durable >= position;
+        let others = self.others.iter().filter(move |(_, other)| has(other));
+        others.map(|(member, _)| *member)
+    }
+
     /// Whom there may be a message for.
     pub fn others(&self) -> impl Iterator<Item = Member> {
         self.others.keys().copied()

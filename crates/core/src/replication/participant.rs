@@ -19,12 +19,14 @@
 //! 1. Whatever the part, the copy is written through [`Replica`] alone. Nobody else writes to the log's medium.
 //! 2. An operation of what stands on the log ends exactly once; with [`IoError::Fenced`] once the part is over.
 //! 3. Data of a span is held until it is on this medium. What others need later is read from there.
-//! 4. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
+//! 4. While something is written again in its place ([`repairs`], a scrub), no write of a span begins.
+//! 5. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
 
 mod deadlines;
 mod going_on;
 mod outbox;
 mod reads;
+mod repairs;
 mod standing;
 mod superblocks;
 #[cfg(test)]
@@ -39,6 +41,7 @@ pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
 use outbox::Outbox;
 use reads::SpanReads;
+use repairs::Repairs;
 use slab::Slab;
 use standing::{Announced, Standing};
 use superblocks::Superblocks;
@@ -84,6 +87,8 @@ pub enum Act {
     },
     /// An operation of what stands on the log has ended.
     Ended(Completion),
+    /// [`Participant::repair`] has done what it can: what stands on the log may read again.
+    Repaired(Token),
     /// Answer what another node asked of this copy.
     Answer {
         /// Who asked.
@@ -171,6 +176,17 @@ enum Operation {
     Read {
         piece: reads::Piece,
     },
+    /// What another node had of it.
+    Repair {
+        token: Token,
+    },
+}
+
+impl Operation {
+    /// Whether it writes again what the log has already.
+    fn rewrites(&self) -> bool {
+        matches!(self, Self::Rewrite { .. } | Self::Repair { .. })
+    }
 }
 
 /// Data of a span that is not on this medium yet.
@@ -202,7 +218,10 @@ pub struct Participant {
     links: BTreeSet<Member>,
     outboxes: BTreeMap<Member, Outbox>,
     reads: SpanReads,
+    repairs: Repairs,
     operations: Slab<Operation>,
+    /// How many of them write again what the log has already.
+    rewrites: usize,
     deadlines: Deadlines,
     /// Once something could not be written: nothing is any more.
     has_failed: bool,
@@ -300,11 +319,18 @@ impl Participant {
             links: BTreeSet::new(),
             outboxes: BTreeMap::new(),
             reads: SpanReads::new(pool, ring_blocks, is_encrypted),
+            repairs: Repairs::default(),
             operations: Slab::new(),
+            rewrites: 0,
             deadlines: Deadlines::new(times),
             has_failed: false,
             acts: Vec::new(),
         }
+    }
+
+    /// The replay of the copy has met blocks that are not as they should be: it is no source before it was brought up anew.
+    pub fn doubt(&mut self) {
+        self.replica.doubt();
     }
 
     /// Below so many members nothing is committed: writes wait.
@@ -396,6 +422,7 @@ impl Participant {
         self.now = now;
         self.links.remove(&from);
         self.outboxes.remove(&from);
+        self.repairs.give_up_on(from);
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.disconnected(from),
@@ -494,6 +521,9 @@ impl Participant {
                 if let Message::Named { number } = message {
                     group.own_named(*number);
                 }
+            }
+            Part::Serves(_) if let Message::LogData(span) = message => {
+                self.take_repair(from, span, &data);
             }
             Part::Serves(group) => group.receive(from, message, &self.replica),
             Part::Takes(takeover) => {
@@ -688,7 +718,9 @@ impl Participant {
         let Some(operation) = self.operations.try_remove(token.0 as usize) else {
             return;
         };
+        self.rewrites -= usize::from(operation.rewrites());
         match (operation, result) {
+            (Operation::Repair { token }, _) => self.acts.push(Act::Repaired(token)),
             (Operation::Read { piece }, result) => self.read_piece(piece, result),
             (Operation::Span { end }, Ok(_)) => {
                 if let Some(index) = self.find_held(end) {
@@ -737,7 +769,9 @@ impl Participant {
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let starved = self.reads.is_starved();
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
-        self.deadlines.next().into_iter().chain(starved).min()
+        let others = [starved, self.repairs.deadline()];
+        let others = others.into_iter().flatten();
+        self.deadlines.next().into_iter().chain(others).min()
     }
 
     fn look_at_deadlines(&mut self) {

@@ -158,6 +158,8 @@ pub struct Replica {
     told: Change,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
+    /// Some of what it holds may not be as it should be: it is no source before it was read back.
+    is_doubtful: bool,
     /// What it holds is not as it should be. It is given up as soon as the superblock says so.
     is_rotten: bool,
     /// Nothing that it had counts any more: it takes nothing before it was cut.
@@ -217,6 +219,7 @@ impl Replica {
             told: Change::default(),
             cut: None,
             verify: None,
+            is_doubtful: false,
             is_rotten: false,
             is_given_up: superblock.is_void(),
             not_whole: None,
@@ -232,6 +235,12 @@ impl Replica {
         replica.is_rotten = true;
         replica.settle();
         replica
+    }
+
+    /// Its replay has met blocks that are not as they should be. Until it was brought up anew it is no source; nothing is
+    /// given up before, since it may be all that is left.
+    pub fn doubt(&mut self) {
+        self.is_doubtful = true;
     }
 
     /// The superblock that is durable.
@@ -273,7 +282,10 @@ impl Replica {
             incarnation: self.superblock.incarnation,
             is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
-            is_whole: self.superblock.is_whole && !self.is_rotten && self.has(floor),
+            is_whole: self.superblock.is_whole
+                && !self.is_rotten
+                && !self.is_doubtful
+                && self.has(floor),
         }
     }
 
@@ -513,6 +525,7 @@ impl Replica {
         }
         if is_good {
             verify.what.state = Reading::Good;
+            self.is_doubtful = false;
         } else {
             let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
@@ -578,6 +591,7 @@ impl Replica {
             return;
         }
         self.is_given_up = true;
+        self.is_doubtful = false;
         self.spans.clear();
         self.submitted = 0;
         self.head = self.wanted.tail;

@@ -91,7 +91,7 @@ pub enum Stop {
     },
     /// This node's own copy is not whole, or is not that of the member that the record names.
     #[error(
-        "this node's copy of the log is not whole, or was brought up for another record than the one that names it: make another member the candidate; this one joins then"
+        "this node's copy of the log is not whole or damaged, or was brought up for another record than the one that names it: make another member the candidate; this one joins then"
     )]
     OwnNotWhole,
     /// All have answered, and too few copies are whole.

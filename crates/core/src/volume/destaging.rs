@@ -609,7 +609,7 @@ impl Destaging {
                     position,
                     tries,
                 });
-                from.log.read_again(token, position, data, cx);
+                from.log.read_pinned(token, position, data, true, cx);
                 return false;
             }
             let taken = self.taken_out(item, part, position, data, is_good, from);

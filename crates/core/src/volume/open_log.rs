@@ -99,21 +99,33 @@ impl OpenLog {
         port: &mut Port,
         cx: &mut Context<'_>,
     ) {
-        *self.pins.entry(position).or_default() += 1;
+        self.pin(position);
         let token = port.begin(op);
-        self.read_again(token, position, buf, cx);
+        self.read_pinned(token, position, buf, false, cx);
     }
 
-    /// What was wrong may have been the way, and not the medium.
-    pub(super) fn read_again(
+    /// What lies from a position on stays in place until [`Self::unpin`].
+    pub(super) fn pin(&mut self, position: u64) {
+        *self.pins.entry(position).or_default() += 1;
+    }
+
+    /// Read what stays in place. If it was read before and `is_bad`: what was wrong may have been the way, and not the
+    /// medium, and another node may have it.
+    pub(super) fn read_pinned(
         &self,
         token: Token,
         position: u64,
         buf: BufMut,
+        is_bad: bool,
         cx: &mut Context<'_>,
     ) {
         let (offset, _) = self.get().locate(position);
-        cx.actions.push(Action::LogRead { token, offset, buf });
+        cx.actions.push(Action::LogRead {
+            token,
+            offset,
+            buf,
+            is_bad,
+        });
     }
 
     /// A read has ended.

@@ -72,6 +72,7 @@ impl Opening {
                 token,
                 offset: read.offset,
                 buf: read.buf,
+                is_bad: false,
             });
         }
     }

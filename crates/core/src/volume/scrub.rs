@@ -240,9 +240,10 @@ impl Volume {
                 cx,
             );
         };
-        let position = piece.position;
-        let op = Op::ScrubLog(piece);
-        self.log.read(position, op, buf, &mut self.port, cx);
+        let (position, is_bad) = (piece.position, piece.tries > 0);
+        self.log.pin(position);
+        let token = self.port.begin(Op::ScrubLog(piece));
+        self.log.read_pinned(token, position, buf, is_bad, cx);
     }
 
     pub(super) fn scrubbed_log(

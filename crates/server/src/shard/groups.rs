@@ -24,9 +24,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hdcs_backend::crypt::LogCipher;
-use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::buf::{Buf, BufMut, Pool};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{DurableWay, Nanos, Token};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Participant, Status, Times};
@@ -97,6 +98,8 @@ struct Copy {
     cipher: Option<LogCipher>,
     /// Reads whose data is to be decrypted, and where it comes from.
     decrypts: BTreeMap<Token, u64>,
+    /// Reads of the volume that wait until what they read was repaired, and where they read.
+    repairs: BTreeMap<Token, (u64, BufMut)>,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
     /// When members that have no such log are asked again.
@@ -198,6 +201,17 @@ impl Groups {
         self.touch(group);
     }
 
+    /// What stands on the log has read this place, and it is not as it should be: read it again once a member was asked
+    /// for it.
+    pub fn repair(&mut self, now: Nanos, group: u32, token: Token, offset: u64, buf: BufMut) {
+        if let Some(copy) = self.copies.get_mut(group) {
+            let blocks = (buf.len() / BLOCK_BYTES) as u64;
+            copy.repairs.insert(token, (offset, buf));
+            copy.participant.repair(now, token, offset, blocks);
+        }
+        self.touch(group);
+    }
+
     /// What may be known of a copy.
     pub fn status(&self, volume: Uuid) -> Option<Status> {
         Some(self.copy(volume)?.participant.status())
@@ -236,6 +250,15 @@ impl Groups {
         let pool = Arc::clone(pool);
         let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
         participant.set_copies_min(spec.copies_min);
+        if opened.damaged_blocks > 0 {
+            tracing::error!(
+                volume = %spec.volume,
+                "{} data blocks of its copy of the log are damaged: another member has to serve, and this copy is brought \
+                 up anew then",
+                opened.damaged_blocks
+            );
+            participant.doubt();
+        }
         participant.poll(now);
         let group = self.copies.insert(Copy {
             volume: spec.volume,
@@ -244,6 +267,7 @@ impl Groups {
             device: opened.device,
             cipher: opened.cipher,
             decrypts: BTreeMap::new(),
+            repairs: BTreeMap::new(),
             slot: None,
             again: BTreeMap::new(),
             is_touched: false,

@@ -305,10 +305,18 @@ impl ShardState {
         let owner = Owner::Volume(slot);
         let operation = match action {
             Action::Reply { request, result } => return self.reply(slot, request, result),
-            Action::LogRead { token, offset, buf } => {
+            Action::LogRead {
+                token,
+                offset,
+                buf,
+                is_bad,
+            } => {
                 served.log_operations += 1;
                 if let Some(cipher) = &mut served.log_cipher {
                     cipher.reads(token, offset);
+                }
+                if let (true, Some(copy), Some(groups)) = (is_bad, served.copy, &mut self.groups) {
+                    return groups.repair(self.now, copy, token, offset, buf);
                 }
                 return served.log.read(&mut self.ring, owner, token, offset, buf);
             }

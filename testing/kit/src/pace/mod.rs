@@ -588,7 +588,9 @@ impl<'a> World<'a> {
     fn perform(&mut self, number: usize, action: Action) {
         let costs = self.model.costs;
         match action {
-            Action::LogRead { token, offset, buf } => {
+            Action::LogRead {
+                token, offset, buf, ..
+            } => {
                 self.now = self.now.plus(costs.log_read);
                 self.report.log_read_bytes += buf.len() as u64;
                 let end = self.log.transfer(self.now, buf.len() as u64, false);

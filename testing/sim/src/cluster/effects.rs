@@ -31,17 +31,27 @@ impl ClusterWorld {
         action: Action,
     ) -> Result<(), Violation> {
         match action {
-            Action::LogRead { token, offset, buf } => {
-                let op = self.nodes[node].disk.submit_read(offset, buf.len());
-                self.begin_on_disk(
-                    node,
-                    Op::VolumeRead {
-                        user,
-                        op,
-                        token,
-                        buf,
-                    },
-                );
+            Action::LogRead {
+                token,
+                offset,
+                buf,
+                is_bad: true,
+            } => {
+                let now = self.nodes[node].now(self.engine.now());
+                let blocks = (buf.len() / BLOCK_BYTES) as u64;
+                if let Some(up) = self.nodes[node].up.as_mut() {
+                    up.repairs.insert(token, (user, offset, buf));
+                    up.participant.repair(now, token, offset, blocks);
+                }
+                Ok(())
+            }
+            Action::LogRead {
+                token,
+                offset,
+                buf,
+                is_bad: false,
+            } => {
+                self.volume_read(node, user, token, (offset, buf));
                 Ok(())
             }
             Action::LogWrite {
@@ -109,6 +119,27 @@ impl ClusterWorld {
                 "unexpected",
                 format!("a volume asks for {other:?}"),
             )),
+        }
+    }
+
+    fn volume_read(&mut self, node: usize, user: User, token: Token, (offset, buf): (u64, BufMut)) {
+        let op = self.nodes[node].disk.submit_read(offset, buf.len());
+        self.begin_on_disk(
+            node,
+            Op::VolumeRead {
+                user,
+                op,
+                token,
+                buf,
+            },
+        );
+    }
+
+    /// A member was asked for what a volume has read, or could not be: it is read again.
+    pub(super) fn repaired(&mut self, node: usize, token: Token) {
+        let up = self.nodes[node].up.as_mut();
+        if let Some((user, offset, buf)) = up.and_then(|up| up.repairs.remove(&token)) {
+            self.volume_read(node, user, token, (offset, buf));
         }
     }
 

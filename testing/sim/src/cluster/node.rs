@@ -49,6 +49,8 @@ pub(super) struct Up {
     /// What is under way on its devices.
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_op: u64,
+    /// Reads of the volume that wait until what they read was repaired, and where they read.
+    pub(super) repairs: BTreeMap<Token, (User, u64, BufMut)>,
 }
 
 /// A volume that stands on the log.

@@ -370,6 +370,7 @@ impl ClusterWorld {
             standing: None,
             ops: BTreeMap::new(),
             next_op: 0,
+            repairs: BTreeMap::new(),
         });
         self.store.watch_anew(node);
         let life = self.nodes[node].life;
@@ -494,6 +495,10 @@ impl ClusterWorld {
                 Ok(())
             }
             Act::Ended(completion) => self.log_ended(node, completion),
+            Act::Repaired(token) => {
+                self.repaired(node, token);
+                Ok(())
+            }
             Act::Answer {
                 to,
                 epoch,

@@ -496,7 +496,9 @@ impl RangesWorld {
             SectorRange::new(offset / SECTOR_BYTES as u64, bytes / SECTOR_BYTES as u64)
         };
         let (token, done) = match action {
-            Action::LogRead { token, offset, buf } => (token, read(&self.log, offset, buf)),
+            Action::LogRead {
+                token, offset, buf, ..
+            } => (token, read(&self.log, offset, buf)),
             Action::CacheRead { token, offset, buf } => (token, read(&self.ssd, offset, buf)),
             Action::LogWrite {
                 token,

@@ -56,9 +56,9 @@ impl World {
             Owner::ClosedVolume(_) | Owner::Cache(_) => 0,
         };
         match action {
-            Action::LogRead { token, offset, buf } => {
-                self.disk_read(owner, token, DiskId::Log(unit), offset, buf)
-            }
+            Action::LogRead {
+                token, offset, buf, ..
+            } => self.disk_read(owner, token, DiskId::Log(unit), offset, buf),
             Action::CacheRead { token, offset, buf } => {
                 if matches!(owner, Owner::Volume(_)) {
                     self.note_rot_met(offset);

@@ -34,6 +34,7 @@ impl Participant {
                 break;
             }
         }
+        self.ask_for_repairs();
         self.ask_record();
         self.complete();
         self.start_reads();
@@ -63,6 +64,8 @@ impl Participant {
         for outbox in self.outboxes.values_mut() {
             *outbox = Outbox::default();
         }
+        let given_up = self.repairs.give_up_all();
+        self.acts.extend(given_up.map(Act::Repaired));
         self.stands = false;
         self.deadlines.begin(self.now);
         self.part = part;
@@ -84,11 +87,15 @@ impl Participant {
     }
 
     pub(super) fn begin(&mut self, operation: Operation) -> Token {
+        self.rewrites += usize::from(operation.rewrites());
         Token(self.operations.insert(operation) as u64)
     }
 
     fn write_spans(&mut self) {
+        // What is written again has its place to itself until that has ended: where the copy is cut, another span may
+        // take that place.
         while !self.has_failed
+            && self.rewrites == 0
             && let Some(span) = self.replica.next_write()
         {
             let end = span.end.position;

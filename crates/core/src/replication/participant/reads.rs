@@ -97,6 +97,12 @@ impl SpanReads {
         (LOG_HEADER_BLOCKS + position % self.ring_blocks) * BLOCK_BYTES as u64
     }
 
+    /// The position, from the tail on, that lies so many blocks behind where the ring begins.
+    pub(super) fn position_at(&self, block: u64, tail: u64) -> u64 {
+        let (block, begin) = (block % self.ring_blocks, tail % self.ring_blocks);
+        tail + (block + self.ring_blocks - begin) % self.ring_blocks
+    }
+
     /// Read a span.
     pub(super) fn want(&mut self, purpose: Purpose, span: SpanId) {
         self.wanted.push_back((purpose, span));
@@ -223,7 +229,7 @@ fn next_of(verify: &Verify, log: &Replica) -> Option<SpanId> {
 }
 
 /// Whether blocks in the clear are those of a span, all of them as they were sealed.
-fn is_whole(span: &SpanId, data: &[Buf]) -> bool {
+pub(super) fn is_whole(span: &SpanId, data: &[Buf]) -> bool {
     let Some(first) = data.first() else {
         return false;
     };

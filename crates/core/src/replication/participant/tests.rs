@@ -1,5 +1,7 @@
 //! Three nodes on memory, with real logs: a [`WriteLog`] stands on the copy of whoever serves.
 
+mod repairs;
+
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -58,6 +60,10 @@ struct Net {
     full: BTreeSet<(Member, Member)>,
     pool: Arc<Pool>,
     sent: usize,
+    /// Repairs that have ended.
+    repaired: Vec<Token>,
+    /// A node whose writes do not end by themselves, and those that it has begun.
+    slow: Option<(Member, Vec<Token>)>,
 }
 
 fn members(count: u16) -> Vec<Member> {
@@ -175,6 +181,8 @@ impl Net {
             full: BTreeSet::new(),
             pool,
             sent: 0,
+            repaired: Vec::new(),
+            slow: None,
         };
         for member in members(count) {
             net.start(member);
@@ -387,6 +395,9 @@ impl Net {
                     self.node(member).disk[at..at + part.len()].copy_from_slice(part);
                     at += part.len();
                 }
+                if let Some((_, begun)) = self.slow.as_mut().filter(|(slow, _)| *slow == member) {
+                    return begun.push(token);
+                }
                 self.participant(member)
                     .finished(now, token, Ok(Done::Written));
             }
@@ -431,6 +442,7 @@ impl Net {
                     self.participant(member).see(now, &last);
                 }
             }
+            Act::Repaired(token) => self.repaired.push(token),
             Act::Break(peer) => self.disconnect((member, peer)),
             Act::Drop(leader) => self.disconnect((leader, member)),
             Act::Began => self.open(member),

@@ -135,7 +135,7 @@ impl Volume {
                         packed,
                         tries,
                     });
-                    return self.log.read_again(token, position, data, cx);
+                    return self.log.read_pinned(token, position, data, true, cx);
                 }
                 let (reads, mut from) = self.read_side();
                 if is_good && reads.place_logged(read, piece, packed, &data, &mut from) {

@@ -383,6 +383,7 @@ fn reads_end_beside_one_another(seed: u64) {
                 token,
                 offset,
                 mut buf,
+                ..
             }) => {
                 let bytes = buf.len();
                 buf.copy_from_slice(&world.log[offset as usize..][..bytes]);
@@ -422,6 +423,7 @@ fn read_that_keeps_what_has_arrived_and_is_cut_off_leaves_the_others_memory() {
                 token,
                 offset,
                 mut buf,
+                ..
             } => {
                 let bytes = buf.len();
                 buf.copy_from_slice(&world.log[offset as usize..][..bytes]);

@@ -39,6 +39,8 @@ pub struct CopyOpened {
     pub(super) device: Arc<Device>,
     pub(super) found: CopyFound,
     pub(super) cipher: Option<LogCipher>,
+    /// Data blocks that do not match their checksums.
+    pub(super) damaged_blocks: u32,
 }
 
 /// Why it is not.
@@ -53,15 +55,6 @@ pub enum CopyError {
     /// Its keys.
     #[error("its keys: {0}")]
     Keys(String),
-    /// It has lost something that it once had.
-    #[error(
-        "its log: {lost_blocks} blocks of it are damaged, and it is left as it is: if another member is whole, remove this \
-         node's log, and it is brought up anew"
-    )]
-    Damaged {
-        /// Data blocks that do not match their checksums.
-        lost_blocks: u32,
-    },
     /// It was made for a volume on this node alone.
     #[error("its log belongs to no group: it was made for this node alone")]
     Alone,
@@ -83,7 +76,7 @@ pub fn open(
         .iter()
         .find_map(|block| LogSuperblock::parse(block).ok());
     let cipher = unlocked.zip(log).map(|(keys, log)| keys.log(log.log.get()));
-    let found = replay(spec.volume, &device, cipher.as_ref())?;
+    let (found, damaged_blocks) = replay(spec.volume, &device, cipher.as_ref())?;
     if found.superblock.membership().is_none() {
         return Err(CopyError::Alone);
     }
@@ -94,20 +87,22 @@ pub fn open(
         device: Arc::new(device),
         found,
         cipher,
+        damaged_blocks,
     })
 }
 
+/// What the copy has, and how many of its data blocks are damaged.
 fn replay(
     volume: Uuid,
     device: &Device,
     cipher: Option<&LogCipher>,
-) -> Result<CopyFound, CopyError> {
+) -> Result<(CopyFound, u32), CopyError> {
     let pool = Pool::new(REPLAY_POOL_BYTES);
     let mut replay = Replay::new(*volume.as_bytes(), device.bytes());
     if let Some(cipher) = cipher {
         replay.authenticate(Arc::new(cipher.clone()));
     }
-    let (mut spans, mut is_done, mut lost_blocks) = (Vec::new(), false, 0);
+    let (mut spans, mut is_done, mut damaged_blocks) = (Vec::new(), false, 0);
     while !is_done && let Some(mut read) = replay.next_read(&pool) {
         device.read_now(read.offset, &mut read.buf)?;
         if let Some(cipher) =
@@ -117,18 +112,15 @@ fn replay(
         }
         replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
             Found::Span(span) => {
-                lost_blocks += span.damaged_blocks;
+                damaged_blocks += span.damaged_blocks;
                 spans.push(SpanId::from(span));
             }
             Found::Done => is_done = true,
             Found::Entries(_) | Found::Record(_) => {}
         })?;
     }
-    if lost_blocks > 0 {
-        return Err(CopyError::Damaged { lost_blocks });
-    }
     let superblock = *replay
         .superblock()
         .expect("it was chosen before anything was found");
-    Ok(CopyFound { superblock, spans })
+    Ok((CopyFound { superblock, spans }, damaged_blocks))
 }

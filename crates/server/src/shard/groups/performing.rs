@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use hdcs_core::base::buf::BufMut;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Done, Nanos, Token};
 use hdcs_core::replication::message::Message;
@@ -28,6 +29,12 @@ const NO_CLUSTER: &str = "this node is alone: there is no [cluster] in its confi
 enum Told {
     /// An operation on its log has ended.
     Ended(Completion),
+    /// This read of its log may go on.
+    Repaired {
+        token: Token,
+        offset: u64,
+        buf: BufMut,
+    },
     /// The group is another node's.
     Fenced,
 }
@@ -63,6 +70,10 @@ impl Groups {
                     .read(ring, Owner::Copy(group), token, offset, buf);
             }
             Act::Ended(completion) => return Some((copy.slot?, Told::Ended(completion))),
+            Act::Repaired(token) => {
+                let (offset, buf) = copy.repairs.remove(&token)?;
+                return Some((copy.slot?, Told::Repaired { token, offset, buf }));
+            }
             Act::Answer {
                 to,
                 epoch,
@@ -161,6 +172,12 @@ fn run_touched(state: &mut ShardState) {
                 None => {}
                 Some((slot, Told::Ended(completion))) => {
                     state.log_finished(slot, completion.token, completion.result);
+                }
+                Some((slot, Told::Repaired { token, offset, buf })) => {
+                    if let Some(served) = state.volumes.get_mut(slot) {
+                        let owner = Owner::Volume(slot);
+                        served.log.read(&mut state.ring, owner, token, offset, buf);
+                    }
                 }
                 // Its clients get no answer from here any more, whatever the control plane is busy with.
                 Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),

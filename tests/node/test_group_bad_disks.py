@@ -1,0 +1,64 @@
+"""Members whose disks fail or are full: the group goes on without them, and they come back."""
+
+import subprocess
+
+from disks import needs_root, served_disk
+from group_cases import SIZE, History, create, is_whole, nodes, record
+from daemon import DIRTY
+
+QUICK = {"cluster.member_deadline_ms": 500}
+
+
+def test_member_whose_disk_fails_is_left_out_and_joins_once_it_is_good_again(tmp_path):
+    with served_disk(tmp_path / "disk") as disk, nodes(tmp_path, **QUICK) as (a, b):
+        create((a, b), tmp_path)
+        history = History(31)
+        history.write(a, 50)
+        b.stop()
+        log, served = b.log_of("v"), disk / "mount/disk"
+        with open(served, "r+b") as file:
+            file.write(log.read_bytes())
+        log.unlink()
+        log.symlink_to(served)
+        b.start()
+        is_whole(a, 2)
+        (disk / "fail").touch()
+        history.write(a, 100)
+        assert record(a)["members"] == ["a"]
+        b.tells("a write to this node's copy of its log failed")
+        (disk / "fail").unlink()
+        b.kill()
+        b.start()
+        is_whole(a, 2)
+        history.write(a, 50)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+@needs_root
+def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        b.stop()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", b.data], check=True)
+        try:
+            b.start()
+            a.create(
+                "v", "--backend", f"file:{tmp_path}/v.img", "--replicas", 2, "--ack", "all", "--nodes", "a,b",
+                *DIRTY, size=SIZE,
+            )
+            history = History(32)
+            history.write(a, 50)
+            b.tells("its copy: ")
+            assert "no space" in b.log().lower()
+            assert record(a)["joiners"] == ["b"]
+            assert b.json("volume", "list") == []
+            subprocess.run(["mount", "-o", "remount,size=64m", b.data], check=True)
+            is_whole(a, 2)
+            history.write(a, 50)
+            a.kill()
+            b.ok("volume", "takeover", "v")
+            history.check(b)
+        finally:
+            b.kill()
+            subprocess.run(["umount", "-l", b.data], check=True)
