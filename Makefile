@@ -9,7 +9,7 @@ PYTHON := /usr/bin/python3
 PYTEST := $(PYTHON) -m pytest -q -p no:cacheprovider --tb=short --durations=15 -n 6 --dist loadgroup
 HDCS := target/release/hdcs
 
-.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean model bench-page bench-hits bench-policies bench-encryption bench-qos bench-scale bench-volumes bench-storage crash-fua stress-volumes
+.PHONY: help setup build install checked test test-crates demo run hostile bench bench-ceph bench-s3 bench-hdfs bench-guide bench-clones crash sim fuzz deny mutants clean model bench-page bench-hits bench-policies bench-encryption bench-replication bench-qos bench-scale bench-volumes bench-storage crash-fua stress-volumes
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -103,6 +103,9 @@ bench-hits: setup build ## hit rates of the cache beside LRU, ARC, S3-FIFO, W-Ti
 
 bench-encryption: setup build ## encrypted volumes beside plain ones (REPEAT=n)
 	target/release/hdcs-bench encryption $(if $(REPEAT),--repeat $(REPEAT))
+
+bench-replication: setup build ## volumes with copies on another node beside those without (REPEAT=n, PART=writes,…)
+	target/release/hdcs-bench replication $(if $(REPEAT),--repeat $(REPEAT)) $(if $(PART),--part $(PART))
 
 bench-qos: setup build ## quality of service: a reservation beside noisy neighbours, weights, limits (QUICK=1 REPEAT=n)
 	target/release/hdcs-bench qos $(if $(QUICK),--quick) $(if $(REPEAT),--repeat $(REPEAT))

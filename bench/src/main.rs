@@ -30,6 +30,7 @@ mod policies;
 mod process;
 mod profiles;
 mod replay;
+mod replication;
 mod report;
 mod results;
 mod rows;
@@ -71,6 +72,8 @@ enum Job {
     Policies(policies::Options),
     /// Encrypted volumes beside plain ones.
     Encryption(encryption::Options),
+    /// Volumes with copies on another node beside those without.
+    Replication(replication::Options),
     /// Quality of service: a reservation beside noisy neighbours, weights, limits.
     Qos(shared::Options),
     /// Four volumes of a node beside one.
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Job::Hits(options) => hits::run(&options),
         Job::Policies(options) => policies::run(&options),
         Job::Encryption(options) => encryption::run(&options),
+        Job::Replication(options) => replication::run(&options),
         Job::Qos(options) => shared::qos::run(&options),
         Job::Volumes(options) => shared::volumes::run(&options),
         Job::Scale(options) => shared::scale::run(&options),

@@ -89,7 +89,8 @@ fn is_for_replica(message: &Message) -> bool {
         | Message::Joining { .. }
         | Message::HasCut(_)
         | Message::NotWhole { .. }
-        | Message::Verified { .. } => false,
+        | Message::Verified { .. }
+        | Message::Nothing(_) => false,
     }
 }
 
@@ -248,10 +249,11 @@ impl Up {
                 disk.in_flight.push(Write::Superblock(superblock));
             }
             while let Some((to, epoch, message)) = self.replica.next_message() {
-                if to == me {
-                    own.push_back((epoch, message));
-                } else {
-                    effects.push(Effect::Send((to, epoch, message)));
+                match message {
+                    // Links break whenever they like, which is what comes of it.
+                    Message::Nothing(_) => {}
+                    _ if to == me => own.push_back((epoch, message)),
+                    _ => effects.push(Effect::Send((to, epoch, message))),
                 }
             }
             if let Some((epoch, message)) = own.pop_front() {

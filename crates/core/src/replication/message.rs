@@ -76,6 +76,80 @@ pub enum Message {
         /// Up to here.
         up_to: Point,
     },
+    /// The answer to a request that does not apply, or whose answer is not there. Who asked begins anew with the member.
+    Nothing(Question),
+}
+
+/// What a request asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Question {
+    /// [`Message::Attach`].
+    Attach,
+    /// [`Message::Superblock`].
+    Superblock,
+    /// [`Message::Promise`].
+    Promise,
+    /// [`Message::Join`].
+    Join,
+    /// [`Message::JoinAt`].
+    JoinAt,
+    /// [`Message::Verify`].
+    Verify,
+    /// [`Message::ReadLog`].
+    ReadLog,
+}
+
+impl Question {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Attach,
+        Self::Superblock,
+        Self::Promise,
+        Self::Join,
+        Self::JoinAt,
+        Self::Verify,
+        Self::ReadLog,
+    ];
+
+    /// What a message asks; `None`: it is no request.
+    pub fn of(message: &Message) -> Option<Self> {
+        Some(match message {
+            Message::Attach => Self::Attach,
+            Message::Superblock(_) => Self::Superblock,
+            Message::Promise { .. } => Self::Promise,
+            Message::Join => Self::Join,
+            Message::JoinAt(_) => Self::JoinAt,
+            Message::Verify { .. } => Self::Verify,
+            Message::ReadLog { .. } => Self::ReadLog,
+            _ => return None,
+        })
+    }
+
+    /// Whether it has no answer any more once the same node asks `later` about the log in the same epoch.
+    pub const fn gives_way_to(self, later: Self) -> bool {
+        match later {
+            Self::Superblock => false,
+            Self::Promise => matches!(self, Self::Promise | Self::Superblock | Self::Verify),
+            Self::JoinAt => !matches!(self, Self::Attach | Self::Join | Self::ReadLog),
+            Self::Attach => matches!(self, Self::Attach),
+            Self::Join => matches!(self, Self::Join),
+            Self::Verify => matches!(self, Self::Verify),
+            Self::ReadLog => matches!(self, Self::ReadLog),
+        }
+    }
+
+    /// What it is called in a log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Attach => "Attach",
+            Self::Superblock => "Superblock",
+            Self::Promise => "Promise",
+            Self::Join => "Join",
+            Self::JoinAt => "JoinAt",
+            Self::Verify => "Verify",
+            Self::ReadLog => "ReadLog",
+        }
+    }
 }
 
 /// What a member says of its copy.

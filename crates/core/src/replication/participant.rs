@@ -21,8 +21,11 @@
 //! 3. Data of a span is held until it is on this medium. What others need later is read from there.
 //! 4. While something is written again in its place ([`repairs`], a scrub), no write of a span begins.
 //! 5. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
+//! 6. Every request of another node is answered, or gives way to another one of the same node ([`replica`](super::replica)).
+//! 7. The copy promises no epoch, and is cut in none, but one for which a record that was seen names who asks ([`gate`]).
 
 mod deadlines;
+mod gate;
 mod going_on;
 mod outbox;
 mod reads;
@@ -39,6 +42,7 @@ use alloc::vec::Vec;
 
 pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
+use gate::Gate;
 use outbox::Outbox;
 use reads::SpanReads;
 use repairs::Repairs;
@@ -47,7 +51,7 @@ use standing::{Announced, Standing};
 use superblocks::Superblocks;
 
 use super::group::Group;
-use super::message::Message;
+use super::message::{Message, Question};
 use super::record::{GroupRecord, Phase};
 use super::replica::Replica;
 use super::takeover::{Step, Stop, Takeover};
@@ -59,6 +63,9 @@ use crate::base::io::{Completion, Done, DurableWay, Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
 use crate::format::{LogSuperblock, SpanHeader};
 use crate::log::replay::SpanFound;
+
+/// How long a member that had nothing to say is left alone.
+const MEET_PAUSE: Nanos = Nanos::from_millis(500);
 
 /// What is to be done for it.
 #[derive(Debug)]
@@ -216,7 +223,12 @@ pub struct Participant {
     stands: bool,
     /// Members that are reached, as a leader reaches them.
     links: BTreeSet<Member>,
+    /// Members that could be reached and had nothing to say, and when they are met again.
+    paused: BTreeMap<Member, Nanos>,
     outboxes: BTreeMap<Member, Outbox>,
+    /// Counts outboxes.
+    lives: u64,
+    gate: Gate,
     reads: SpanReads,
     repairs: Repairs,
     operations: Slab<Operation>,
@@ -317,7 +329,10 @@ impl Participant {
             standing: Standing::default(),
             stands: false,
             links: BTreeSet::new(),
+            paused: BTreeMap::new(),
             outboxes: BTreeMap::new(),
+            lives: 0,
+            gate: Gate::default(),
             reads: SpanReads::new(pool, ring_blocks, is_encrypted),
             repairs: Repairs::default(),
             operations: Slab::new(),
@@ -382,9 +397,9 @@ impl Participant {
         }
     }
 
-    /// Whether this member is reached.
+    /// Whether it was said that this member is reached.
     pub fn reaches(&self, member: Member) -> bool {
-        self.links.contains(&member)
+        self.links.contains(&member) || self.paused.contains_key(&member)
     }
 
     /// Whom this node is to reach, as it leads or is about to.
@@ -407,33 +422,89 @@ impl Participant {
     /// A member is reached.
     pub fn connected(&mut self, now: Nanos, to: Member) {
         self.now = now;
-        self.links.insert(to);
-        self.outboxes.insert(to, Outbox::default());
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => takeover.connected(to),
-            Part::Serves(group) => group.connected(to),
-        }
+        self.meet(to);
         self.pump();
     }
 
     /// It is not any more.
     pub fn disconnected(&mut self, now: Nanos, from: Member) {
         self.now = now;
+        self.paused.remove(&from);
+        self.lose(from);
+        self.pump();
+    }
+
+    /// A member stops: it is not waited for.
+    pub fn left(&mut self, now: Nanos, member: Member) {
+        self.now = now;
+        if let Part::Serves(group) = &mut self.part {
+            group.suspect(member);
+        }
+        self.pump();
+    }
+
+    /// A member that is reached has no such log yet: it is met again after a while.
+    pub fn no_log(&mut self, now: Nanos, from: Member) {
+        self.now = now;
+        if self.links.contains(&from) {
+            self.pause(from);
+        }
+        self.pump();
+    }
+
+    fn meet(&mut self, to: Member) {
+        self.paused.remove(&to);
+        self.links.insert(to);
+        self.renew_outbox(to);
+        match &mut self.part {
+            Part::Follows => {}
+            Part::Takes(takeover) => takeover.connected(to),
+            Part::Serves(group) => group.connected(to),
+        }
+    }
+
+    fn lose(&mut self, from: Member) {
         self.links.remove(&from);
         self.outboxes.remove(&from);
         self.repairs.give_up_on(from);
+        self.reads.forget_sends(from);
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.disconnected(from),
             Part::Serves(group) => group.disconnected(from),
         }
-        self.pump();
+    }
+
+    /// Begin with a member as if it was reached anew, but not at once: it would come to the same again.
+    fn pause(&mut self, member: Member) {
+        self.lose(member);
+        self.paused.insert(member, self.now.plus(MEET_PAUSE));
+    }
+
+    fn renew_outbox(&mut self, to: Member) {
+        self.reads.forget_sends(to);
+        self.lives += 1;
+        self.outboxes.insert(to, Outbox::new(self.lives));
+    }
+
+    /// A member has nothing to say to what it was asked.
+    fn hear_nothing(&mut self, from: Member, question: Question) {
+        match question {
+            Question::Attach | Question::Join | Question::Promise | Question::ReadLog => {
+                self.pause(from);
+            }
+            // More was sent after it, and what is said to that must not be taken for what is said later.
+            Question::Superblock | Question::JoinAt | Question::Verify => {
+                self.acts.push(Act::Break(from));
+            }
+        }
     }
 
     /// Who led, or wanted to, does not reach this node any more.
     pub fn leader_gone(&mut self, now: Nanos, leader: Member) {
         self.now = now;
+        self.gate.forget(leader);
+        self.reads.forget_answers(leader);
         self.replica.disconnected(leader);
         self.pump();
     }
@@ -451,16 +522,23 @@ impl Participant {
         if is_for_copy(message) {
             self.receive_for_copy(from, epoch, message, data);
         } else if self.part.epoch() == Some(epoch) && self.links.contains(&from) {
-            self.deadlines.heard(now, from);
-            self.hear(from, epoch, message, data);
+            if let Message::Nothing(question) = message {
+                self.hear_nothing(from, *question);
+            } else {
+                self.deadlines.heard(now, from);
+                self.hear(from, epoch, message, data);
+            }
         }
         self.pump();
     }
 
     fn receive_for_copy(&mut self, from: Member, epoch: u64, message: &Message, data: Vec<Buf>) {
         let Message::Append(span) = message else {
-            return self.replica.receive(from, epoch, message);
+            return self.ask_copy(from, epoch, message);
         };
+        if self.has_failed {
+            return;
+        }
         if !self.is_its_data(span, &data) {
             // Whoever sends that has another log, or lies: it is not listened to on this link.
             return self.acts.push(Act::Drop(from));
@@ -566,6 +644,7 @@ impl Participant {
         }
         let before = self.peers();
         self.record = Some(record.clone());
+        self.ask_copy_again();
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.seen(record),
@@ -745,6 +824,7 @@ impl Participant {
             return;
         }
         self.acts.push(Act::Failed(error));
+        self.replica.refuse_all();
         for token in self.standing.end_all(self.superblocks.forget_asked()) {
             self.end(token, Err(error));
         }
@@ -762,6 +842,14 @@ impl Participant {
     pub fn poll(&mut self, now: Nanos) {
         self.now = now;
         self.look_at_deadlines();
+        let is_over = |_: &Member, at: &mut Nanos| *at <= now;
+        let again: Vec<Member> = (self.paused.extract_if(.., is_over))
+            .map(|(member, _)| member)
+            .collect();
+        for member in again {
+            self.meet(member);
+        }
+        self.end_waiting();
         self.pump();
     }
 
@@ -769,9 +857,14 @@ impl Participant {
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let starved = self.reads.is_starved();
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
-        let others = [starved, self.repairs.deadline()];
-        let others = others.into_iter().flatten();
-        self.deadlines.next().into_iter().chain(others).min()
+        let paused = self.paused.values().copied();
+        let others = [
+            self.deadlines.next(),
+            starved,
+            self.gate.next(),
+            self.repairs.deadline(),
+        ];
+        others.into_iter().flatten().chain(paused).min()
     }
 
     fn look_at_deadlines(&mut self) {

@@ -23,7 +23,9 @@
 //! | JoinAt | not of a lower epoch | HasCut once it is durable |
 //! | Verify | of the promised epoch | Verified once it was read back and that is durable; NotWhole once it is given up, durably |
 //!
-//! What is of a lower epoch is answered with Fenced; what fits in no other way is dropped.
+//! What is of a lower epoch is answered with Fenced. Every other request that is not taken, or that gives way to that of
+//! another node, is answered with Nothing, so that nobody waits for it; a span that is not taken is dropped. What the same
+//! node asks anew in the same epoch takes the place of what it had asked, without a word.
 //!
 //! Invariants:
 //! 1. A promise is durable before it is told, and nothing that was taken before is on its way to the medium then: where
@@ -44,7 +46,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::message::{Change, Copy, Cut, Message};
+use super::message::{Change, Copy, Cut, Message, Question};
 use super::{Member, Point, SpanId, Spans};
 use crate::base::limits::JOIN_POINTS_MAX;
 
@@ -335,32 +337,34 @@ impl Replica {
                 if self.takes(epoch) && change.number >= self.told.number =>
             {
                 self.told = *change;
-                self.change = Some(Asked {
+                let before = self.change.replace(Asked {
                     by: from,
                     epoch,
                     what: *change,
                 });
+                self.refuse_other(from, before, Question::Superblock);
             }
             Message::Promise { floor } => {
                 self.leader = Some(by(()));
-                self.promise = Some(Asked {
+                // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
+                let cut = self.cut.take_if(|cut| cut.epoch < epoch);
+                let before = self.promise.replace(Asked {
                     by: from,
                     epoch,
                     what: *floor,
                 });
-                self.change = None;
+                self.refuse_other(from, cut, Question::JoinAt);
+                self.refuse_other(from, before, Question::Promise);
+                self.forget_asked(from);
                 // A candidate that starts anew counts anew.
                 self.told = Change::default();
-                self.verify = None;
-                // Of a lower epoch: what was done of it stays, and nobody waits for the rest.
-                self.cut.take_if(|cut| cut.epoch < epoch);
             }
             Message::ReadLog { after } if self.takes(epoch) => {
                 let next = self.span_after(after.position);
                 let next = next.filter(|next| next.end.position <= self.durable.position);
-                if let Some(next) = next.filter(|next| next.start == *after) {
-                    self.send(from, epoch, Message::LogData(next));
-                }
+                let next = next.filter(|next| next.start == *after);
+                let answer = next.map_or(Message::Nothing(Question::ReadLog), Message::LogData);
+                self.send(from, epoch, answer);
             }
             Message::Join => {
                 let points = self.points();
@@ -368,17 +372,20 @@ impl Replica {
             }
             Message::JoinAt(cut) if cut.change.tail.position <= cut.at.position => {
                 self.leader = Some(by(()));
-                self.promise = None;
-                self.change = None;
-                self.told = cut.change;
-                self.verify = None;
-                self.cut = Some(Asked {
+                let promise = self.promise.take();
+                let before = self.cut.replace(Asked {
                     by: from,
                     epoch,
                     what: *cut,
                 });
+                self.refuse_other(from, promise, Question::Promise);
+                self.refuse_other(from, before, Question::JoinAt);
+                self.forget_asked(from);
+                self.told = cut.change;
             }
             Message::Verify { up_to } if self.takes(epoch) => {
+                let before = self.verify.take();
+                self.refuse_other(from, before, Question::Verify);
                 self.verify = Some(Asked {
                     by: from,
                     epoch,
@@ -388,10 +395,61 @@ impl Replica {
                     },
                 });
             }
-            // Of another epoch than was promised, or an answer to something that it did not ask.
-            _ => {}
+            // Of another epoch than was promised, or nothing that a copy is asked.
+            _ => {
+                if let Some(question) = Question::of(message) {
+                    self.send(from, epoch, Message::Nothing(question));
+                }
+            }
         }
         self.settle();
+    }
+
+    /// What another node than `from` has asked gives way to what that one asks now.
+    fn refuse_other<T>(&mut self, from: Member, asked: Option<Asked<T>>, question: Question) {
+        if let Some(asked) = asked.filter(|asked| asked.by != from) {
+            self.refuse(asked.by, asked.epoch, question);
+        }
+    }
+
+    fn refuse(&mut self, by: Member, epoch: u64, question: Question) {
+        let promised = self.promised();
+        let is_fenced = epoch < promised;
+        self.send(
+            by,
+            epoch,
+            if is_fenced {
+                Message::Fenced { promised }
+            } else {
+                Message::Nothing(question)
+            },
+        );
+    }
+
+    /// Changes and reading back are not asked for any more, since `from` asks for something else.
+    fn forget_asked(&mut self, from: Member) {
+        let (change, verify) = (self.change.take(), self.verify.take());
+        self.refuse_other(from, change, Question::Superblock);
+        self.refuse_other(from, verify, Question::Verify);
+    }
+
+    /// Nothing can be written any more: nobody waits for what needs that.
+    pub fn refuse_all(&mut self) {
+        let promise = self.promise.take().map(|asked| (asked.by, asked.epoch));
+        let change = self.change.take().map(|asked| (asked.by, asked.epoch));
+        let cut = self.cut.take().map(|asked| (asked.by, asked.epoch));
+        let verify = self.verify.take().map(|asked| (asked.by, asked.epoch));
+        let not_whole = self.not_whole.take().map(|asked| (asked.by, asked.epoch));
+        for (asked, question) in [
+            (promise, Question::Promise),
+            (change, Question::Superblock),
+            (cut, Question::JoinAt),
+            (verify.or(not_whole), Question::Verify),
+        ] {
+            if let Some((by, epoch)) = asked {
+                self.send(by, epoch, Message::Nothing(question));
+            }
+        }
     }
 
     /// Take a span in this epoch, from whoever may write in it.
@@ -529,7 +587,9 @@ impl Replica {
         } else {
             let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
-            self.change = None;
+            if let Some(change) = self.change.take() {
+                self.refuse(change.by, change.epoch, Question::Superblock);
+            }
             self.is_rotten = true;
             self.not_whole = Some(Asked {
                 by,
@@ -612,8 +672,13 @@ impl Replica {
         let Some(asked) = self.change else { return };
         let change = asked.what;
         if !self.agrees_with(&change) {
-            // Of another log than this one: whoever waits misses a deadline.
+            // Of another log than this one.
             self.change = None;
+            self.send(
+                asked.by,
+                asked.epoch,
+                Message::Nothing(Question::Superblock),
+            );
             return;
         }
         self.wanted.is_unflushed = change.is_unflushed;

@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::AppendMarks;
 use crate::base::limits::{BLOCK_BYTES, JOIN_POINTS_MAX, WIRE_META_BYTES_MAX, WIRE_PARTS_MAX};
 use crate::format::{Field, Structure, on_disk};
+pub use crate::replication::message::Question;
 use crate::replication::message::{Change, Copy, Cut, Message};
 use crate::replication::{Point, SpanId};
 
@@ -242,82 +243,6 @@ pub struct About {
 /// Code and meta of a request or an answer.
 pub type Encoded = (u16, Vec<u8>);
 
-/// What a request asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Question {
-    /// [`Message::Attach`].
-    Attach,
-    /// [`Message::Superblock`].
-    Superblock,
-    /// [`Message::Promise`].
-    Promise,
-    /// [`Message::Join`].
-    Join,
-    /// [`Message::JoinAt`].
-    JoinAt,
-    /// [`Message::Verify`].
-    Verify,
-    /// [`Message::ReadLog`].
-    ReadLog,
-}
-
-impl Question {
-    /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::Attach,
-        Self::Superblock,
-        Self::Promise,
-        Self::Join,
-        Self::JoinAt,
-        Self::Verify,
-        Self::ReadLog,
-    ];
-
-    /// What a message asks; `None`: it is no request.
-    pub fn of(message: &Message) -> Option<Self> {
-        Some(match message {
-            Message::Attach => Self::Attach,
-            Message::Superblock(_) => Self::Superblock,
-            Message::Promise { .. } => Self::Promise,
-            Message::Join => Self::Join,
-            Message::JoinAt(_) => Self::JoinAt,
-            Message::Verify { .. } => Self::Verify,
-            Message::ReadLog { .. } => Self::ReadLog,
-            _ => return None,
-        })
-    }
-
-    /// What it is called in a log.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Attach => "Attach",
-            Self::Superblock => "Superblock",
-            Self::Promise => "Promise",
-            Self::Join => "Join",
-            Self::JoinAt => "JoinAt",
-            Self::Verify => "Verify",
-            Self::ReadLog => "ReadLog",
-        }
-    }
-
-    /// The code on the wire.
-    pub const fn code(self) -> u16 {
-        match self {
-            Self::Attach => 64,
-            Self::Superblock => 65,
-            Self::Promise => 66,
-            Self::Join => 67,
-            Self::JoinAt => 68,
-            Self::Verify => 69,
-            Self::ReadLog => 70,
-        }
-    }
-
-    fn from_code(code: u16) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.code() == code)
-    }
-}
-
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
@@ -396,6 +321,23 @@ const CODE_FENCED: u16 = 88;
 const CODE_NOTHING: u16 = 89;
 const CODE_NO_LOG: u16 = 90;
 
+/// The code of a request on the wire.
+const fn code_of(question: Question) -> u16 {
+    match question {
+        Question::Attach => 64,
+        Question::Superblock => 65,
+        Question::Promise => 66,
+        Question::Join => 67,
+        Question::JoinAt => 68,
+        Question::Verify => 69,
+        Question::ReadLog => 70,
+    }
+}
+
+fn question_of(code: u16) -> Option<Question> {
+    (Question::ALL.into_iter()).find(|question| code_of(*question) == code)
+}
+
 /// Whether an answer of this code belongs to the request.
 pub const fn fits(question: Question, code: u16) -> bool {
     match code {
@@ -422,12 +364,12 @@ pub fn request(about: About, message: &Message) -> Option<Encoded> {
         Message::JoinAt(cut) => bytes(&cut_meta(about, cut)),
         _ => return None,
     };
-    Some((Question::of(message)?.code(), meta))
+    Some((code_of(Question::of(message)?), meta))
 }
 
 /// What a request says.
 pub fn read_request(code: u16, meta: &[u8]) -> Result<(About, Message), MessageError> {
-    let question = Question::from_code(code).ok_or(MessageError::Code(code))?;
+    let question = question_of(code).ok_or(MessageError::Code(code))?;
     Ok(match question {
         Question::Attach => (read_log(code, meta)?, Message::Attach),
         Question::Join => (read_log(code, meta)?, Message::Join),

@@ -81,7 +81,7 @@ pub fn join(
                 boot: BootId(*boot.as_bytes()),
                 boots: run,
             },
-            versions: Versions::KNOWN,
+            versions: Versions::KNOWN.limited(cluster.wire_version_max),
             credit_bytes: 2 * WIRE_CREDIT_BYTES_MIN,
         },
         peers: peers?,

@@ -56,6 +56,8 @@ const KEPT: u64 = 8;
 const NAMES_MAX: usize = 8192;
 /// Members and joiners of a record at most: more are no record of a volume's log.
 const NODES_MAX: usize = 64;
+/// Revisions and epochs at most.
+const NUMBER_MAX: u64 = u64::MAX / 2;
 /// How often a record is looked for that is removed at the same moment since newer ones are there.
 const READS_MAX: usize = 16;
 
@@ -569,6 +571,12 @@ impl RecordFile {
         }
         if self.epoch == 0 || self.replicas == 0 || self.members.is_empty() {
             return Err("it has no epoch, no members or no replicas".to_owned());
+        }
+        // Each is followed by one more.
+        if self.revision.max(self.epoch) > NUMBER_MAX {
+            return Err(format!(
+                "a revision or an epoch above {NUMBER_MAX} was never reached"
+            ));
         }
         if self.members.len() + self.joiners.len() > NODES_MAX {
             return Err(format!("it names more than {NODES_MAX} nodes"));

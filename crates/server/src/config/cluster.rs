@@ -25,6 +25,7 @@ use std::path::PathBuf;
 
 use hdcs_api::value::Value;
 use hdcs_core::replication::Member;
+use hdcs_core::wire::{WIRE_VERSION, WIRE_VERSION_OLDEST};
 use uuid::Uuid;
 
 use super::value::{self, Setting};
@@ -65,6 +66,9 @@ settings! {
     plain_open: bool = false, ();
     /// A member that answers nothing for so long is left out, and joins anew later. Until then writes wait for it.
     member_deadline_ms: u64 = 2_000, 100..=600_000;
+    /// The newest version of the messages between nodes that this node speaks: lower it while nodes of an older program are
+    /// in the cluster, so that a downgrade stays possible. Two nodes speak the newest version that both have.
+    wire_version_max: u64 = u64::from(WIRE_VERSION), u64::from(WIRE_VERSION_OLDEST)..=u64::from(WIRE_VERSION);
 }
 
 settings! {
@@ -221,6 +225,8 @@ pub struct Cluster {
     pub tls: Option<ClusterTls>,
     /// How long a member may leave everything unanswered, in milliseconds.
     pub member_deadline_ms: u64,
+    /// The newest version of the wire that it speaks.
+    pub wire_version_max: u16,
     /// All nodes by name, this one included.
     pub nodes: BTreeMap<String, ClusterNode>,
 }
@@ -291,6 +297,7 @@ impl Cluster {
             records,
             tls,
             member_deadline_ms: settings.member_deadline_ms,
+            wire_version_max: u16::try_from(settings.wire_version_max).unwrap_or(WIRE_VERSION),
             nodes,
         })
     }
@@ -480,6 +487,7 @@ address = "[::1]:7001"
         );
         assert_eq!(cluster.listen, "127.0.0.1:7001".parse().unwrap());
         assert_eq!(cluster.member_deadline_ms, 2000);
+        assert_eq!(cluster.wire_version_max, WIRE_VERSION);
         assert_eq!(cluster.records, Path::new("/srv/records"));
         assert_eq!(cluster.nodes["b"].address.as_str(), "[::1]:7001");
         assert_eq!(cluster.name_of(Member(2)), Some("b"));

@@ -590,6 +590,7 @@ impl Shard {
             stop: Stop::begin(self.state.now, destage),
             answers: vec![answer],
             closed: Vec::new(),
+            ended: None,
         });
         self.end_those_that_wait();
         // Nobody waits for a limit's sake while the node stops.
@@ -619,6 +620,13 @@ impl Shard {
     /// Do what [`Stop`] decides. Whether a stop has come to its end; then whoever asked for it was told.
     pub fn go_on_stopping(&mut self) -> bool {
         while let Some(stopping) = &mut self.stopping {
+            if let Some(result) = stopping.ended {
+                let has_left = groups::take_leave(&mut self.state);
+                if has_left {
+                    self.stopped(result);
+                }
+                return has_left;
+            }
             let state = &self.state;
             // A device that does not answer is not waited for.
             let given_up = state.cache.stats().ssd_state == SsdState::Offline;
@@ -650,10 +658,7 @@ impl Shard {
                     self.state.step_cache(CacheEvent::Close);
                     self.state.cache_touched = true;
                 }
-                Some(Act::End(result)) => {
-                    self.stopped(result);
-                    return true;
-                }
+                Some(Act::End(result)) => stopping.ended = Some(result),
             }
         }
         false

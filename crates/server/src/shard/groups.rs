@@ -22,6 +22,7 @@ mod performing;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hdcs_backend::crypt::LogCipher;
 use hdcs_core::base::buf::{Buf, BufMut, Pool};
@@ -36,7 +37,7 @@ use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
 pub use opening::{CopyError, CopyOpened, CopySpec, open};
 pub use performing::{
-    close_copy, copy_opened, finished, is_of_links, link_finished, open_copy, run,
+    close_copy, copy_opened, finished, is_of_links, link_finished, open_copy, run, take_leave,
 };
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -44,9 +45,16 @@ use uuid::Uuid;
 use super::command::Answer;
 use super::links::{Event as LinkEvent, Links, LinksConfig, Received};
 use super::slots::Slots;
+use crate::log_limit::LogLimit;
 
-/// After a member has said that it has no such log, it is asked again.
-const NO_LOG_PAUSE: Nanos = Nanos::from_millis(500);
+/// How often a member may say that it has no such log before that is worth a line.
+const NO_LOGS_SILENT: u32 = 10;
+/// Between two such lines.
+const FAULT_PERIOD: Duration = Duration::from_secs(10);
+/// How long other nodes have to hear that this one stops.
+const LEAVE_MAX: Nanos = Nanos::from_millis(500);
+/// After its link was broken for a copy's sake, a member is met again.
+const BREAK_PAUSE: Nanos = Nanos::from_millis(500);
 
 /// What the control plane is told of a group.
 #[derive(Clone, Debug)]
@@ -102,8 +110,11 @@ struct Copy {
     repairs: BTreeMap<Token, (u64, BufMut)>,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
-    /// When members that have no such log are asked again.
+    /// When members are met again whose links were broken for its sake.
     again: BTreeMap<Member, Nanos>,
+    /// How often a member has said that it has no such log.
+    no_logs: u32,
+    faults: LogLimit,
     is_touched: bool,
 }
 
@@ -120,6 +131,8 @@ pub struct Groups {
     /// Members that this node has a pair to.
     connected: BTreeSet<Member>,
     listener: OwnedFd,
+    /// Until when this node takes leave of others, once it stops.
+    leaves_until: Option<Nanos>,
     /// When it is tried again to accept, after a failure.
     accept_at: Option<Nanos>,
     events: mpsc::UnboundedSender<GroupEvent>,
@@ -148,6 +161,7 @@ impl Groups {
             links: Links::new(config.links),
             connected: BTreeSet::new(),
             listener: config.listener,
+            leaves_until: None,
             accept_at: None,
             events: config.events,
             touched: Vec::new(),
@@ -270,6 +284,8 @@ impl Groups {
             repairs: BTreeMap::new(),
             slot: None,
             again: BTreeMap::new(),
+            no_logs: 0,
+            faults: LogLimit::new(FAULT_PERIOD),
             is_touched: false,
         });
         self.by_volume.insert(spec.volume, group);
@@ -284,7 +300,11 @@ impl Groups {
             let again = copy.again.values().copied();
             copy.participant.next_wakeup().into_iter().chain(again)
         });
-        let others = [self.links.next_deadline(), self.accept_at];
+        let others = [
+            self.links.next_deadline(),
+            self.accept_at,
+            self.leaves_until,
+        ];
         copies.chain(others.into_iter().flatten()).min()
     }
 
@@ -334,6 +354,9 @@ impl Groups {
                     self.connected.insert(member);
                     self.each(|_| {});
                 }
+                LinkEvent::Left(member) => {
+                    self.each(|copy| copy.participant.left(now, member));
+                }
                 LinkEvent::Disconnected(member) => {
                     self.connected.remove(&member);
                     self.each(|copy| copy.participant.disconnected(now, member));
@@ -343,13 +366,21 @@ impl Groups {
                     self.each(|copy| copy.participant.leader_gone(now, leader));
                 }
                 LinkEvent::Room(_) => self.each(|_| {}),
-                LinkEvent::NoLog { from, about } | LinkEvent::Nothing { from, about, .. } => {
-                    // It will have one, or something to say; what it was asked is asked anew then.
+                LinkEvent::NoLog { from, about } => {
                     if let Some(&group) = self.by_log.get(&about.log)
                         && let Some(copy) = self.copies.get_mut(group)
                     {
-                        copy.participant.disconnected(now, from);
-                        copy.again.insert(from, now.plus(NO_LOG_PAUSE));
+                        copy.participant.no_log(now, from);
+                        copy.no_logs += 1;
+                        // A new one is made within a moment.
+                        if copy.no_logs > NO_LOGS_SILENT
+                            && let Some(left_out) = copy.faults.pass()
+                        {
+                            tracing::warn!(
+                                volume = %copy.volume, member = %from, left_out,
+                                "the node has no copy of the volume's log, or one of another log: its own log says why"
+                            );
+                        }
                         self.touch(group);
                     }
                 }

@@ -52,7 +52,7 @@ use hdcs_core::base::buf::{Buf, Pool};
 use hdcs_core::base::io::Nanos;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
-use hdcs_core::wire::replication::{About, MessageError, Question};
+use hdcs_core::wire::replication::{About, MessageError};
 use hdcs_core::wire::{NodeId, Purpose};
 use hdcs_device::ring::{Finished, Outcome, Owner, Ring};
 use hdcs_messenger::connection::Connection;
@@ -172,6 +172,8 @@ pub enum Event {
     Connected(Member),
     /// It is over, and will be made again if it is still wanted.
     Disconnected(Member),
+    /// The member stops; [`Self::Disconnected`] comes next.
+    Left(Member),
     /// Another node has made its pair to this one.
     PeerConnected(Member),
     /// It is over.
@@ -184,15 +186,6 @@ pub enum Event {
         from: Member,
         /// Which log, and the epoch of what it answers.
         about: About,
-    },
-    /// A member has nothing to say to a request: it does not apply any more, or ReadLog found nothing.
-    Nothing {
-        /// Which member.
-        from: Member,
-        /// Which log and epoch.
-        about: About,
-        /// What was asked.
-        question: Question,
     },
     /// What was not sent to this member for lack of room may be now.
     Room(Member),
@@ -374,10 +367,10 @@ impl Links {
         }
     }
 
-    /// Take leave of everybody: what is not sent is, and nothing is connected to any more.
+    /// Take leave of everybody: what is not sent is, and nothing is connected to any more. It has ended once this
+    /// [is idle](Self::is_idle).
     pub fn shut_down(&mut self) {
-        let members: Vec<Member> = self.peers.keys().copied().collect();
-        for member in members {
+        for member in self.members() {
             self.unwant(member);
             self.end_following(member, true);
         }
@@ -394,6 +387,11 @@ impl Links {
     /// Close the pair that this leader has made: it sent what it must not.
     pub fn drop_leader(&mut self, leader: Member) {
         self.end_following(leader, false);
+    }
+
+    /// The other nodes.
+    pub fn members(&self) -> Vec<Member> {
+        self.peers.keys().copied().collect()
     }
 
     /// Whether no connection is left.
@@ -493,6 +491,10 @@ impl Links {
             }
             Role::Leading(member, _) => {
                 self.say_ended(member, ended);
+                let peer = self.peers.get(&member);
+                if ended.why == Why::Bye && peer.is_some_and(|peer| peer.leading.is_connected()) {
+                    self.events.push_back(Event::Left(member));
+                }
                 self.end_leading(member, false);
             }
             Role::Following(member, _) => {
@@ -553,12 +555,17 @@ impl Links {
             Some(of) == member && !wire.socket.is_dead()
         });
         let is_many = count.count() >= CONNECTIONS_MAX;
+        let second = member.and_then(|member| self.other_run(member, found));
         let Some(wire) = self.wires.get_mut(slot) else {
             return;
         };
         let connection = &mut wire.socket.connection;
         if is_many {
             return connection.refuse(Refused::Many(found.node));
+        }
+        if let Some(boots) = second {
+            let node = found.node;
+            return connection.refuse(Refused::SecondBoot { node, boots });
         }
         connection.admit(known.as_ref());
         // Whoever is refused is told so, and is no peer.
@@ -569,6 +576,22 @@ impl Links {
             self.note_run(member, found);
             self.admitted(member, purpose, slot);
         }
+    }
+
+    /// The number of the run of this node that is spoken to at present, if it is not the one that was found: both live, so
+    /// a data directory or a machine was copied. One that has died is noticed by its connections, within `ping_max`.
+    fn other_run(&self, member: Member, found: &Identity) -> Option<u64> {
+        let known = self.peers.get(&member)?.known;
+        let (boots, boot) = known.boot?;
+        let is_its = |wire: &Wire| {
+            let (Role::Leading(of, _) | Role::Following(of, _)) = wire.role else {
+                return false;
+            };
+            of == member && wire.socket.connection.is_open() && !wire.socket.is_dead()
+        };
+        let is_other = found.node == known.node && found.boot != boot;
+        let lives = is_other && self.wires.iter().any(|(_, wire)| is_its(wire));
+        lives.then_some(boots)
     }
 
     /// A run of a peer was spoken to: older ones are not any more.

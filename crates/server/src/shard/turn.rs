@@ -26,7 +26,7 @@ use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Completion, Nanos, Token};
 use hdcs_core::cache::{CacheEvent, ReadCache, dram_memory};
 use hdcs_core::log::index_cap::IndexPart;
-use hdcs_core::node::stop::Stop;
+use hdcs_core::node::stop::{Hung, Stop};
 use hdcs_core::node::turns::Turns;
 use hdcs_core::volume::{Event, Phase};
 use hdcs_device::ring::{Finished, Key, Outcome, Owner, Ring};
@@ -139,6 +139,8 @@ pub struct Stopping {
     pub stop: Stop,
     pub answers: Vec<Answer<Vec<ClosedReport>>>,
     pub closed: Vec<ClosedReport>,
+    /// How it has ended, once other nodes alone are still to be told.
+    pub ended: Option<Result<(), Hung>>,
 }
 
 /// See the module.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::io::Nanos;
-use hdcs_core::replication::message::Message;
+use hdcs_core::replication::message::{Message, Question};
 
 /// A message on its way.
 #[derive(Debug)]
@@ -66,7 +66,10 @@ impl Lane {
 
     /// The one that a message takes.
     pub(super) fn of(to: End, message: &Message) -> Self {
-        let is_bulk = matches!(message, Message::ReadLog { .. } | Message::LogData(_));
+        let is_bulk = matches!(
+            message,
+            Message::ReadLog { .. } | Message::LogData(_) | Message::Nothing(Question::ReadLog)
+        );
         Self { to, is_bulk }
     }
 

@@ -35,6 +35,7 @@ fn name(message: &Message) -> (&'static str, u64) {
         Message::Verify { up_to } => ("verify", up_to.position),
         Message::NotWhole { up_to } => ("not whole", up_to.position),
         Message::Verified { up_to } => ("verified", up_to.position),
+        Message::Nothing(_) => ("nothing", 0),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::base::io::{Done, Token};
 use crate::replication::Member;
 use crate::replication::Spans;
 use crate::replication::group::Group;
-use crate::replication::message::Message;
+use crate::replication::message::{Message, Question};
 use crate::replication::takeover::Step;
 
 impl Participant {
@@ -61,8 +61,8 @@ impl Participant {
         for token in self.standing.end_all(self.superblocks.forget_asked()) {
             self.end(token, Err(IoError::Fenced));
         }
-        for outbox in self.outboxes.values_mut() {
-            *outbox = Outbox::default();
+        for member in self.links.clone() {
+            self.renew_outbox(member);
         }
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));
@@ -140,6 +140,8 @@ impl Participant {
             if to == self.me {
                 own.push((epoch, message));
             } else if let Message::LogData(span) = message {
+                // It waits for one at a time.
+                self.reads.forget_answers(to);
                 self.reads.want(Purpose::Answer { to, epoch }, span);
             } else {
                 self.acts.push(Act::Answer {
@@ -244,8 +246,8 @@ impl Participant {
                 outbox.push(message, held.data.clone());
             }
             _ => {
-                let place = outbox.push_unread(message, span.blocks);
-                self.reads.want(Purpose::Send { to, place }, span);
+                let (life, place) = (outbox.life(), outbox.push_unread(message, span.blocks));
+                self.reads.want(Purpose::Send { to, life, place }, span);
             }
         }
     }
@@ -310,9 +312,13 @@ impl Participant {
             return;
         };
         match (purpose, data) {
-            (Purpose::Send { to, place }, Some(data)) => {
-                if let Some(outbox) = self.outboxes.get_mut(&to) {
-                    outbox.fill(place, data);
+            (Purpose::Send { to, life, place }, data) => {
+                let outbox = self.outboxes.get_mut(&to);
+                match (outbox.filter(|outbox| outbox.life() == life), data) {
+                    (Some(outbox), Some(data)) => outbox.fill(place, data),
+                    // It has gone from the log, or cannot be read: who waits for it begins anew.
+                    (Some(_), None) => self.acts.push(Act::Break(to)),
+                    (None, _) => {}
                 }
             }
             (Purpose::Answer { to, epoch }, Some(data)) => self.acts.push(Act::Answer {
@@ -321,9 +327,12 @@ impl Participant {
                 message: Message::LogData(span),
                 data,
             }),
-            // It has gone from the log, or cannot be read: who waits for it begins anew.
-            (Purpose::Send { to, .. }, None) => self.acts.push(Act::Break(to)),
-            (Purpose::Answer { to, .. }, None) => self.acts.push(Act::Drop(to)),
+            (Purpose::Answer { to, epoch }, None) => self.acts.push(Act::Answer {
+                to,
+                epoch,
+                message: Message::Nothing(Question::ReadLog),
+                data: Vec::new(),
+            }),
             (Purpose::Verify, _) => {}
         }
     }

@@ -24,8 +24,10 @@ struct Waiting {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outbox {
+    /// Tells it from those that the member had before: what was read for them does not go with its messages.
+    life: u64,
     waiting: VecDeque<Waiting>,
     bytes: usize,
     /// Messages that went.
@@ -33,6 +35,21 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
+    /// An empty one.
+    pub(super) fn new(life: u64) -> Self {
+        Self {
+            life,
+            waiting: VecDeque::new(),
+            bytes: 0,
+            gone: 0,
+        }
+    }
+
+    /// Which one it is.
+    pub(super) fn life(&self) -> u64 {
+        self.life
+    }
+
     /// Whether it takes one more message.
     pub(super) fn takes_more(&self) -> bool {
         self.waiting.len() < MESSAGES_MAX && self.bytes < BYTES_MAX
@@ -93,7 +110,7 @@ mod tests {
     fn what_is_being_read_holds_up_what_comes_behind_it() {
         let pool = Pool::new(1 << 20);
         let data = || Vec::from([pool.alloc(BLOCK_BYTES).unwrap().freeze()]);
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(1);
         outbox.push(Message::Join, data());
         outbox.pop();
         let place = outbox.push_unread(Message::Attach, 1);
@@ -110,7 +127,7 @@ mod tests {
 
     #[test]
     fn who_does_not_listen_is_given_no_more_than_the_bound() {
-        let mut outbox = Outbox::default();
+        let mut outbox = Outbox::new(1);
         let mut count = 0;
         while outbox.takes_more() {
             outbox.push_unread(Message::Attach, 512);

@@ -24,8 +24,8 @@ const READS_MAX: usize = 4;
 /// What a span is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The message at this place of what goes to a member.
-    Send { to: Member, place: u64 },
+    /// The message at this place of what goes to a member, in its outbox of this life.
+    Send { to: Member, life: u64, place: u64 },
     /// A candidate has asked for it.
     Answer { to: Member, epoch: u64 },
     /// To be compared with its checksums.
@@ -106,6 +106,18 @@ impl SpanReads {
     /// Read a span.
     pub(super) fn want(&mut self, purpose: Purpose, span: SpanId) {
         self.wanted.push_back((purpose, span));
+    }
+
+    /// What goes to a member is not waited for any more.
+    pub(super) fn forget_sends(&mut self, member: Member) {
+        (self.wanted)
+            .retain(|(purpose, _)| !matches!(purpose, Purpose::Send { to, .. } if *to == member));
+    }
+
+    /// The same of what a candidate has asked for.
+    pub(super) fn forget_answers(&mut self, member: Member) {
+        (self.wanted)
+            .retain(|(purpose, _)| !matches!(purpose, Purpose::Answer { to, .. } if *to == member));
     }
 
     /// Read back what lies between two positions.

@@ -335,6 +335,8 @@ fn change_of_a_lower_number_is_not_taken() {
     };
     replica.receive(PRIMARY, 1, &Message::Superblock(unflushed));
     replica.receive(PRIMARY, 1, &Message::Superblock(change(2, 0, 1)));
+    let nothing = Message::Nothing(Question::Superblock);
+    assert_eq!(replica.next_message(), Some((PRIMARY, 1, nothing)));
     assert!(write_superblock(&mut replica).is_unflushed);
     let named = Message::Named { number: 3 };
     assert_eq!(replica.next_message(), Some((PRIMARY, 1, named)));
@@ -380,4 +382,134 @@ fn spans_are_found_by_position() {
         chain: 1,
         ..point(6)
     }));
+}
+
+/// Requests that a node has not been answered.
+#[derive(Default)]
+struct Unanswered(Vec<(Member, u64, Message)>);
+
+impl Unanswered {
+    fn asked(&mut self, by: Member, epoch: u64, message: &Message) {
+        let question = Question::of(message).unwrap();
+        self.0.retain(|(other, before, asked)| {
+            let is_over = *before < epoch || Question::of(asked).unwrap().gives_way_to(question);
+            *other != by || !is_over
+        });
+        self.0.push((by, epoch, message.clone()));
+    }
+
+    fn answered(&mut self, to: Member, epoch: u64, answer: &Message) {
+        self.0.retain(|(by, asked_in, asked)| {
+            let is_it = match (answer, asked) {
+                (Message::Fenced { .. }, _) => *asked_in <= epoch,
+                (Message::Nothing(question), _) => Question::of(asked) == Some(*question),
+                (Message::Named { number }, Message::Superblock(change)) => {
+                    change.number <= *number
+                }
+                (Message::Attached(_), Message::Attach)
+                | (Message::Promised(_), Message::Promise { .. })
+                | (Message::LogData(_), Message::ReadLog { .. })
+                | (Message::Joining { .. }, Message::Join)
+                | (Message::HasCut(_), Message::JoinAt(_))
+                | (Message::Verified { .. } | Message::NotWhole { .. }, Message::Verify { .. }) => {
+                    true
+                }
+                _ => false,
+            };
+            let is_his =
+                *by == to && (*asked_in == epoch || matches!(answer, Message::Fenced { .. }));
+            !(is_his && is_it)
+        });
+    }
+}
+
+/// A request that needs nothing that is still to come.
+fn any_request(replica: &Replica, number: u64, random: &mut fastrand::Rng) -> Message {
+    let (tail, durable) = (replica.superblock().tail, replica.durable());
+    let change = Change {
+        number: number - random.u64(..2),
+        tail,
+        incarnation: random.u64(1..3),
+        opens_at: durable.position,
+        ..Change::default()
+    };
+    match random.u8(..8) {
+        0 => Message::Attach,
+        1 => Message::Promise { floor: durable },
+        2 => Message::ReadLog { after: tail },
+        3 => Message::Join,
+        4 => {
+            let at = if random.bool() { durable } else { tail };
+            let change = Change {
+                opens_at: at.position,
+                ..change
+            };
+            Message::JoinAt(Cut {
+                at,
+                void_before: 1,
+                joined: number,
+                change,
+            })
+        }
+        5 => Message::Verify { up_to: durable },
+        6 => Message::ReadLog { after: durable },
+        _ => Message::Superblock(change),
+    }
+}
+
+#[test]
+fn request_is_answered_whatever_comes_between() {
+    for seed in 0..3_000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut replica, mut unanswered) = (member(), Unanswered::default());
+        let mut epochs = [1, 1];
+        for step in 1..40 {
+            let one = random.usize(..2);
+            let by = [PRIMARY, CANDIDATE][one];
+            match random.u8(..8) {
+                0 => epochs[one] += random.u64(1..3),
+                1 => {
+                    let next = span(replica.head().position, 0);
+                    let follows = next.start == replica.head();
+                    if follows {
+                        replica.receive(by, epochs[one], &Message::Append(next));
+                    }
+                }
+                2 if random.u8(..4) == 0 => {
+                    replica.disconnected(by);
+                    unanswered.0.retain(|(other, ..)| *other != by);
+                }
+                2..5 => go_on(&mut replica, 1, &mut random),
+                _ => {
+                    let message = any_request(&replica, step, &mut random);
+                    unanswered.asked(by, epochs[one], &message);
+                    replica.receive(by, epochs[one], &message);
+                }
+            }
+            while let Some((to, epoch, answer)) = replica.next_message() {
+                unanswered.answered(to, epoch, &answer);
+            }
+            replica.check_invariants();
+        }
+        go_on(&mut replica, 100, &mut random);
+        while let Some((to, epoch, answer)) = replica.next_message() {
+            unanswered.answered(to, epoch, &answer);
+        }
+        assert!(unanswered.0.is_empty(), "seed {seed}: {:?}", unanswered.0);
+    }
+}
+
+/// Let writes and readings end.
+fn go_on(replica: &mut Replica, times: usize, random: &mut fastrand::Rng) {
+    for _ in 0..times {
+        if let Some(span) = replica.next_write() {
+            replica.written(span.end.position);
+        }
+        if replica.next_superblock().is_some() {
+            replica.superblock_written();
+        }
+        if replica.next_verify().is_some() {
+            replica.verified(random.u8(..4) > 0);
+        }
+    }
 }

@@ -277,7 +277,11 @@ fn record_that_contradicts_itself_is_refused() {
         joiners: (3..100).collect(),
         ..file.clone()
     };
-    for bad in [twice, both, no_epoch, empty, stranger, many] {
+    let last_epoch = RecordFile {
+        epoch: u64::MAX,
+        ..file.clone()
+    };
+    for bad in [twice, both, no_epoch, empty, stranger, many, last_epoch] {
         assert!(bad.clone().into_record(1).is_err(), "{bad:?}");
     }
     assert!(file.into_record(2).is_err());

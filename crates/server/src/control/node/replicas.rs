@@ -482,6 +482,8 @@ async fn look_at(
                 offset: 0,
                 bytes: entry.log.bytes,
             },
+            log_number: spec.log,
+            ring_blocks: spec.ring_blocks(),
             encryption: entry.encryption.clone(),
             copies_min: usize::from(spec.copies_min),
         };

@@ -28,6 +28,10 @@ pub struct CopySpec {
     pub volume: Uuid,
     /// Its log's place on this node.
     pub log: DeviceRegion,
+    /// Number of the group's log, and blocks of its ring: those of every copy.
+    pub log_number: u64,
+    /// See `log_number`.
+    pub ring_blocks: u64,
     /// How it is encrypted, if it is.
     pub encryption: Option<Encryption>,
     /// Below so many members nothing is committed.
@@ -55,6 +59,22 @@ pub enum CopyError {
     /// Its keys.
     #[error("its keys: {0}")]
     Keys(String),
+    /// It is of another log than the group's.
+    #[error(
+        "its log: it has the number {number:x} and {blocks} blocks, and the group's has the number {group_number:x} and \
+         {group_blocks} blocks: it is no copy of that one. Stop this node, move `volumes/NAME` of its data directory away \
+         and start it: its copy is made anew"
+    )]
+    Foreign {
+        /// Its number.
+        number: u64,
+        /// Blocks of its ring.
+        blocks: u64,
+        /// That of the group.
+        group_number: u64,
+        /// Blocks of each copy's ring.
+        group_blocks: u64,
+    },
     /// It was made for a volume on this node alone.
     #[error("its log belongs to no group: it was made for this node alone")]
     Alone,
@@ -79,6 +99,18 @@ pub fn open(
     let (found, damaged_blocks) = replay(spec.volume, &device, cipher.as_ref())?;
     if found.superblock.membership().is_none() {
         return Err(CopyError::Alone);
+    }
+    let (number, blocks) = (
+        found.superblock.log.get(),
+        found.superblock.ring_blocks.get(),
+    );
+    if (number, blocks) != (spec.log_number, spec.ring_blocks) {
+        return Err(CopyError::Foreign {
+            number,
+            blocks,
+            group_number: spec.log_number,
+            group_blocks: spec.ring_blocks,
+        });
     }
     if durability.is_none() {
         device.measure_durability(known);

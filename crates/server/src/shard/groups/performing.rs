@@ -16,7 +16,7 @@ use hdcs_device::ring::{Finished, Outcome, Owner, Ring};
 use hdcs_device::worker::JobOutput;
 use uuid::Uuid;
 
-use super::{CopyError, CopyOpened, CopySpec, GroupChange, Groups, NO_LOG_PAUSE, open};
+use super::{BREAK_PAUSE, CopyError, CopyOpened, CopySpec, GroupChange, Groups, LEAVE_MAX, open};
 use crate::shard::ACCEPT_PAUSE;
 use crate::shard::command::Answer;
 use crate::shard::control::tell;
@@ -93,7 +93,7 @@ impl Groups {
             }
             Act::Break(member) => {
                 // Not at once: it may come to the same again.
-                copy.again.insert(member, now.plus(NO_LOG_PAUSE));
+                copy.again.insert(member, now.plus(BREAK_PAUSE));
                 self.links.unwant(member);
                 self.links.want(member);
             }
@@ -136,6 +136,10 @@ pub fn run(state: &mut ShardState) {
         return;
     };
     groups.links.tick(now);
+    if groups.leaves_until.is_some() {
+        while groups.links.next_event().is_some() {}
+        return groups.links.start_io(&mut state.ring);
+    }
     groups.take_link_events(now);
     groups.poll(now);
     if groups.accept_at.take_if(|at| *at <= now).is_some() {
@@ -146,6 +150,20 @@ pub fn run(state: &mut ShardState) {
         groups.unwant_unneeded();
         groups.links.start_io(&mut state.ring);
     }
+}
+
+/// Tell other nodes that this one stops. Whether they all know, or are not waited for any longer.
+pub fn take_leave(state: &mut ShardState) -> bool {
+    let now = state.now;
+    let Some(groups) = &mut state.groups else {
+        return true;
+    };
+    if groups.leaves_until.is_none() {
+        groups.leaves_until = Some(now.plus(LEAVE_MAX));
+        groups.links.shut_down();
+        groups.links.start_io(&mut state.ring);
+    }
+    groups.links.is_idle() || groups.leaves_until.is_some_and(|until| until <= now)
 }
 
 /// Perform what copies that were touched ask for.
@@ -219,6 +237,8 @@ pub fn link_finished(state: &mut ShardState, finished: Finished) {
         return;
     };
     match finished.outcome {
+        // Whoever comes now finds this node gone.
+        Outcome::Accepted(_) if groups.leaves_until.is_some() => {}
         Outcome::Accepted(accepted) => match accepted {
             Ok(socket) => {
                 groups.accepted(socket);
@@ -309,6 +329,9 @@ pub fn close_copy(shard: &mut Shard, volume: Uuid) -> Result<(), String> {
         return Err("its device has not ended everything: try again".to_owned());
     }
     let log = copy.log;
+    for peer in groups.links.members() {
+        groups.links.no_log(peer, log);
+    }
     groups.copies.remove(group);
     groups.by_volume.remove(&volume);
     groups.by_log.remove(&log);

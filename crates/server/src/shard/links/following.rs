@@ -52,6 +52,11 @@ pub struct Following {
 }
 
 impl Following {
+    /// Whether a connection of it is there.
+    pub fn is_there(&self) -> bool {
+        self.spans.is_some()
+    }
+
     fn is_paired(&self) -> bool {
         self.spans.is_some() && self.bulk.is_some()
     }
@@ -113,6 +118,9 @@ impl Links {
     /// A copy of this node says this to the leader that asked in this epoch. It is the answer to every request that it
     /// belongs to; if there is none, or no pair any more, nobody waits for it. `data` goes with LogData.
     pub fn answer(&mut self, to: Member, about: About, said: &Message, data: &[Buf]) {
+        if let Message::Nothing(question) = said {
+            return self.nothing(to, about, *question);
+        }
         let Some(peer) = self.peers.get_mut(&to) else {
             return;
         };
@@ -137,7 +145,7 @@ impl Links {
     }
 
     /// A request of this kind does not apply any more, or what it asks for is not there.
-    pub fn nothing(&mut self, to: Member, about: About, question: Question) {
+    fn nothing(&mut self, to: Member, about: About, question: Question) {
         if let Some(peer) = self.peers.get_mut(&to) {
             let pending = peer.following.questions.give_up(about, question);
             self.reply(to, pending, &Answer::Nothing, &[]);

@@ -27,6 +27,7 @@ use hdcs_messenger::error::SendError;
 use hdcs_messenger::event::{self, Ask};
 use hdcs_messenger::streams::{Marks, Progress};
 
+use super::following::Following;
 use super::questions::answers;
 use super::{Event, LinkEvent, Links, NotSent, Received, unexpected};
 
@@ -54,6 +55,8 @@ struct Asked {
     about: About,
     question: Question,
     message: Message,
+    /// Another request has taken its place.
+    is_over: bool,
 }
 
 /// See the module.
@@ -96,6 +99,11 @@ impl Leading {
     pub fn begun(&mut self, purpose: Purpose, slot: u32) {
         let is_open = false;
         *self.half(purpose) = Some(Half { slot, is_open });
+    }
+
+    /// Whether the pair is made.
+    pub fn is_connected(&self) -> bool {
+        self.connected_at.is_some()
     }
 
     fn half(&mut self, purpose: Purpose) -> &mut Option<Half> {
@@ -237,11 +245,17 @@ impl Links {
             deadline,
         });
         let number = number.map_err(|not_asked| NotSent::from(not_asked.error))?;
+        for earlier in peer.leading.asked.values_mut() {
+            let is_before = earlier.about.epoch < about.epoch
+                || earlier.about == about && earlier.question.gives_way_to(question);
+            earlier.is_over |= earlier.about.log == about.log && is_before;
+        }
         let message = message.clone();
         let asked = Asked {
             about,
             question,
             message,
+            is_over: false,
         };
         peer.leading.asked.insert((purpose, number), asked);
         Ok(())
@@ -254,6 +268,18 @@ impl Links {
         purpose: Purpose,
         event: LinkEvent,
     ) -> Result<(), MessageError> {
+        if let LinkEvent::Opened { peer: found, .. } = &event {
+            let is_open = |half: Half| half.is_open;
+            let pair = self.peers.get(&member).map(|peer| &peer.leading);
+            let follows = self.peers.get(&member).map(|peer| &peer.following);
+            let has_others = pair.is_some_and(|pair| pair.spans.is_some_and(is_open))
+                || follows.is_some_and(Following::is_there);
+            if has_others && self.other_run(member, found).is_some() {
+                return unexpected(
+                    "a second run of the node, while the first one lives: a data directory or a machine was copied",
+                );
+            }
+        }
         let Some(peer) = self.peers.get_mut(&member) else {
             return Ok(());
         };
@@ -359,18 +385,12 @@ impl Links {
                 self.events.push_back(Event::NoLog { from, about });
                 return Ok(());
             }
-            Answer::Nothing => {
-                self.events.push_back(Event::Nothing {
-                    from,
-                    about,
-                    question,
-                });
-                return Ok(());
-            }
+            Answer::Nothing if asked.is_over => return Ok(()),
+            Answer::Nothing => Message::Nothing(question),
             Answer::Message(message) => message,
         };
-        let is_fence = matches!(message, Message::Fenced { .. });
-        if !is_fence && !answers(&message, &asked.message) {
+        let fits_all = matches!(message, Message::Fenced { .. } | Message::Nothing(_));
+        if !fits_all && !answers(&message, &asked.message) {
             return unexpected("an answer does not repeat what was asked");
         }
         self.events.push_back(Event::Received(Received {

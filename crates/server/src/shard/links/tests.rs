@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use hdcs_core::base::limits::{BLOCK_BYTES, JOIN_POINTS_MAX, WIRE_PARTS_MAX};
-use hdcs_core::replication::message::{Change, Copy, Cut};
+use hdcs_core::replication::message::{Change, Copy, Cut, Question};
 use hdcs_core::replication::{Point, SpanId};
 use hdcs_core::wire::replication::{LogName, request};
 use hdcs_core::wire::{BootId, ClusterId};

@@ -301,17 +301,28 @@ fn question_that_does_not_apply_any_more_ends() {
     let mut rig = Rig::paired(&Settings::default());
     let is_nothing = |question| {
         move |event: &Event| {
-            matches!(event, Event::Nothing { question: found, .. } if *found == question)
-                .then_some(())
+            matches!(
+                event,
+                Event::Received(Received { message: Message::Nothing(found), .. }) if *found == question
+            )
+            .then_some(())
         }
     };
     asks(&mut rig, 5, &Message::ReadLog { after: at(7) });
-    rig.two().links.nothing(ONE, about(5), Question::ReadLog);
+    let nothing = Message::Nothing(Question::ReadLog);
+    rig.two().links.answer(ONE, about(5), &nothing, &[]);
     rig.until(ONE, "Nothing", is_nothing(Question::ReadLog));
+    // What was followed by another request has no answer, and nobody is told so.
     asks(&mut rig, 5, &Message::Verify { up_to: at(8) });
     asks(&mut rig, 6, &Message::Promise { floor: at(0) });
-    rig.until(ONE, "Nothing", is_nothing(Question::Verify));
     answers(&mut rig, 6, &Message::Promised(copy()));
+    asks(&mut rig, 6, &Message::Join);
+    asks(&mut rig, 6, &Message::Join);
+    let joining = Message::Joining {
+        points: vec![at(3)],
+    };
+    answers(&mut rig, 6, &joining);
+    rig.nothing_happens();
 }
 
 #[test]
@@ -380,4 +391,55 @@ fn node_that_stops_takes_leave() {
         rig.nodes.iter().all(|node| node.links.is_idle())
     });
     rig.nothing_happens();
+}
+
+#[test]
+fn second_run_of_a_node_is_refused_while_the_first_one_lives() {
+    let mut rig = Rig::paired(&Settings::default());
+    rig.two().links.want(ONE);
+    rig.until(TWO, "Connected", |event| {
+        matches!(event, Event::Connected(ONE)).then_some(())
+    });
+    rig.until(ONE, "PeerConnected", |event| {
+        matches!(event, Event::PeerConnected(TWO)).then_some(())
+    });
+    // A copy of the second node's data directory, started later.
+    let peer = PeerConfig {
+        member: ONE,
+        node: node(ONE),
+        address: rig.one().listener.local_addr().unwrap(),
+    };
+    let settings = Settings {
+        boots: 2,
+        ..Settings::default()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut copy = Node::new(TWO, listener, peer, &settings);
+    copy.links.want(ONE);
+    let until = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < until {
+        copy.turn();
+        rig.turn();
+        for node in [&mut copy, rig.one()] {
+            node.events.retain(|event| !matches!(event, Event::Room(_)));
+            assert!(node.events.is_empty(), "{:?}", node.events);
+        }
+    }
+    // Once the first one is gone it is a restart like any other.
+    rig.nodes[1] = copy;
+    rig.until(TWO, "Connected", |event| {
+        matches!(event, Event::Connected(ONE)).then_some(())
+    });
+}
+
+#[test]
+fn leader_learns_that_a_member_stops() {
+    let mut rig = Rig::paired(&Settings::default());
+    rig.two().links.shut_down();
+    rig.until(ONE, "Left", |event| {
+        matches!(event, Event::Left(TWO)).then_some(())
+    });
+    rig.until(ONE, "Disconnected", |event| {
+        matches!(event, Event::Disconnected(TWO)).then_some(())
+    });
 }
