@@ -23,14 +23,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use hdcs_backend::crypt::LogCipher;
 use hdcs_core::base::buf::{Buf, Pool};
+use hdcs_core::base::cipher::LogKeys;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{DurableWay, Nanos, Token};
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Participant, Status, Times};
 use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::volume::Copies;
 use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
 pub use opening::{CopyError, CopyOpened, CopySpec, open};
@@ -94,9 +95,6 @@ struct Copy {
     log: LogName,
     participant: Participant,
     device: Arc<Device>,
-    cipher: Option<LogCipher>,
-    /// Reads whose data is to be decrypted, and where it comes from.
-    decrypts: BTreeMap<Token, u64>,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
     /// When members that have no such log are asked again.
@@ -203,6 +201,20 @@ impl Groups {
         Some(self.copy(volume)?.participant.status())
     }
 
+    /// The slot of the volume that stands on a copy, and whether as many nodes have one as should.
+    fn copies_of(&self, group: u32) -> Option<(u32, Copies)> {
+        let copy = self.copies.get(group)?;
+        let count = copy.participant.copy_count()?;
+        let copies = if count.members < count.least {
+            Copies::TooFew
+        } else if count.members < count.replicas {
+            Copies::Short
+        } else {
+            Copies::All
+        };
+        Some((copy.slot?, copies))
+    }
+
     /// The store has this record of the volume's group.
     pub fn see(&mut self, now: Nanos, volume: Uuid, record: &GroupRecord) {
         self.with(volume, |copy| copy.participant.see(now, record));
@@ -229,10 +241,8 @@ impl Groups {
             volume: superblock.volume,
             number: superblock.log.get(),
         };
-        let keys = opened.cipher.clone().map(|cipher| {
-            let keys: Arc<dyn hdcs_core::base::cipher::Authenticator> = Arc::new(cipher);
-            keys
-        });
+        let keys = opened.cipher;
+        let keys = keys.map(|keys| -> Arc<dyn LogKeys> { Arc::new(keys) });
         let pool = Arc::clone(pool);
         let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
         participant.set_copies_min(spec.copies_min);
@@ -242,8 +252,6 @@ impl Groups {
             log,
             participant,
             device: opened.device,
-            cipher: opened.cipher,
-            decrypts: BTreeMap::new(),
             slot: None,
             again: BTreeMap::new(),
             is_touched: false,
