@@ -53,13 +53,13 @@ def nodes(tmp_path, count=2, **more):
         ]
 
 
-def create(daemons, tmp_path, *more, name="v", ack="all"):
+def create(daemons, tmp_path, *more, name="v", ack="all", dirty=DIRTY, backend=None):
     """A volume with a copy on each node, all of which are members when this returns."""
     names = ",".join("abc"[: len(daemons)])
-    backend = f"file:{tmp_path}/{name}.img"
+    backend = backend or f"file:{tmp_path}/{name}.img"
     daemons[0].create(
         name, "--backend", backend, "--replicas", len(daemons), "--ack", ack, "--nodes", names,
-        *DIRTY, *more, size=SIZE,
+        *dirty, *more, size=SIZE,
     )
     is_whole(daemons[0], len(daemons), name)
 

@@ -100,20 +100,16 @@ def test_three_nodes_commit_by_majority_and_lose_none_of_it(tmp_path):
         history.check(c)
 
 
-def test_volume_with_copies_is_deleted_where_it_is_served_and_then_its_copies(tmp_path):
+def test_volume_with_copies_is_deleted_where_it_is_served_and_its_copies_go(tmp_path):
     with nodes(tmp_path) as (a, b):
         create((a, b), tmp_path)
         refused(b.cli("volume", "delete", "v", "--discard-dirty"), 1, "the volume is another node's")
-        for daemon in (a, b):
-            refused(daemon.cli("volume", "detach", "v"), 1, "other nodes have copies")
-        refused(a.cli("volume", "resize", "v", "32M"), 1, "other nodes have copies")
-        refused(a.cli("volume", "set", "v", "dirty_ratio_max=50"), 1, "other nodes have copies")
         history = History(6)
         history.write(a, 50)
         a.ok("volume", "delete", "v", "--discard-dirty")
         assert a.json("group", "list") == []
-        b.ok("volume", "delete", "v", "--discard-dirty")
-        assert b.json("volume", "list") == []
+        b.until(lambda: b.json("volume", "list") == [])
+        assert not b.log_of("v").exists()
         a.stop()
         b.stop()
 

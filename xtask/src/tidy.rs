@@ -1,7 +1,7 @@
 //! What every file of the tree has to keep to, checked.
 //!
 //! 1. A Rust source begins with its `//!` text.
-//! 2. No marker of unfinished work and no test that is switched off.
+//! 2. No marker of unfinished work, none of a merge, and no test that is switched off.
 //! 3. No file beyond [`LINES_MAX`] lines, unless it is listed with a reason.
 //! 4. No path of somebody's machine.
 //! 5. A relative link in a document leads to a file, and its fragment to a heading; a path of the tree that stands in code
@@ -177,6 +177,9 @@ fn check_text(name: &str, text: &str, findings: &mut Vec<String>) {
                     "{name}:{number}: `{word}`: finish it, or write down elsewhere what is missing"
                 ));
             }
+        }
+        if ["<<<<<<< ", ">>>>>>> "].iter().any(|mark| line.starts_with(mark)) {
+            findings.push(format!("{name}:{number}: a merge was left undecided"));
         }
         for path in machine_paths() {
             if mentions_path(line, &path) {
@@ -468,6 +471,12 @@ mod tests {
                 "{word}"
             );
         }
+    }
+
+    #[test]
+    fn merge_that_was_left_undecided_is_found() {
+        let text = format!("# A\n{} HEAD\nb\n{} other\n", "<".repeat(7), ">".repeat(7));
+        assert_eq!(findings_of("a.md", &text).len(), 2);
     }
 
     #[test]

@@ -129,18 +129,51 @@ pub struct GroupView {
     pub durable_blocks: u64,
     /// Up to where it knows that enough members have it.
     pub committed_blocks: u64,
-    /// What the primary or the candidate sees of the other nodes.
+    /// What the primary sees of the other nodes.
     #[serde(default)]
     pub others: Vec<GroupOther>,
 }
 
-/// Another node of a group, as the primary or the candidate sees it.
+/// The group of a volume in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeGroup {
+    /// What this node is in it; none: it has no copy at present.
+    pub role: Option<GroupRole>,
+    /// The node that serves, or is about to.
+    pub primary: String,
+    /// Counts the takeovers.
+    pub epoch: u64,
+    /// The nodes whose copies count.
+    pub members: Vec<String>,
+    /// Nodes whose copies are being brought up.
+    pub joiners: Vec<String>,
+    /// How many copies there should be.
+    pub replicas: u8,
+}
+
+/// What becomes of another node's copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupOtherState {
+    /// A member that takes each write.
+    InStep,
+    /// A member that was reached again says what it has.
+    Attaching,
+    /// It is being brought up.
+    Joining,
+    /// The node is not reached.
+    Away,
+}
+
+/// Another node of a group, as the primary sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupOther {
     /// Its name.
     pub node: String,
-    /// What it does, in a word or two.
-    pub state: String,
-    /// Up to where it has said that its copy is durable.
+    /// What becomes of its copy.
+    pub state: GroupOtherState,
+    /// Up to where it has said that its copy is durable, as far as that is known.
     pub durable_blocks: u64,
+    /// How much of the primary's log that copy lacks, as far as that is known.
+    pub behind_bytes: u64,
 }

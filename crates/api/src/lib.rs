@@ -672,10 +672,12 @@ pub struct VolumeBenefit {
 pub struct Volume {
     /// Its name.
     pub name: String,
-    /// `healthy`, `degraded`, `read-only`, `inconsistent` or `error`.
+    /// `healthy`, `degraded`, `read-only`, `inconsistent`, `standby`: another node serves it, and this one has a whole copy
+    /// of its write log, or `error`.
     pub state: String,
     /// `opening`, `open`, `closing`, `closed`, `failed`, `moving`: it goes to another shard, and is shown as it was before
-    /// that, or `waiting`: its backend cannot be reached, or there is too little memory for it, and it is tried again.
+    /// that, `waiting`: its backend cannot be reached, or there is too little memory for it, and it is tried again, or `copy`:
+    /// this node has a copy of its write log and does not serve it.
     pub phase: String,
     /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,
@@ -713,6 +715,9 @@ pub struct Volume {
     /// How it is encrypted, if it is.
     #[serde(default)]
     pub encryption: Option<VolumeEncryption>,
+    /// Who has copies of its write log, if other nodes have.
+    #[serde(default)]
+    pub group: Option<groups::VolumeGroup>,
     /// What stays in the SSD tier.
     #[serde(default)]
     pub pins: Vec<VolumePin>,

@@ -1,13 +1,13 @@
 //! `hdcs group …`, `hdcs volume takeover`, and what `hdcs volume create` takes for a group.
 
 use clap::{Args, Subcommand};
-use hdcs_api::groups::{Ack, Group, GroupRequest, TakeOver};
+use hdcs_api::groups::{Ack, Group, GroupRequest, TakeOver, VolumeGroup};
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
 
 use super::client::Client;
 use super::volume::{api_path, said};
-use super::{Failure, output};
+use super::{Failure, output, size};
 
 /// What stands where nothing is known.
 const NOTHING: &str = "-";
@@ -138,6 +138,23 @@ fn names(names: &[String]) -> String {
     names.join(", ")
 }
 
+/// The group of a volume in one line.
+pub(crate) fn in_words(group: &VolumeGroup) -> String {
+    let role = group.role.map_or("has no copy at present".to_owned(), word);
+    let mut words = format!(
+        "{} of {}: {}; this node {role}; primary {}, epoch {}",
+        group.members.len(),
+        group.replicas,
+        names(&group.members),
+        group.primary,
+        group.epoch
+    );
+    if !group.joiners.is_empty() {
+        words += &format!("; being brought up: {}", names(&group.joiners));
+    }
+    words
+}
+
 /// The groups, one in a line; under them what is wrong with those that cannot be read.
 fn list(groups: &[Group]) -> String {
     let mut table = output::table(&[
@@ -215,10 +232,10 @@ fn show(group: &Group) -> String {
         of_here(&|here| here.committed_blocks.to_string()),
     );
     for other in here.iter().flat_map(|here| &here.others) {
-        let (state, durable) = (&other.state, other.durable_blocks);
+        let (durable, behind) = (other.durable_blocks, size::show(other.behind_bytes));
         row(
             &format!("  node {}", other.node),
-            format!("{state}, durable {durable}"),
+            format!("{}, durable {durable}, {behind} behind", word(other.state)),
         );
     }
     output::trimmed(&table)
@@ -227,7 +244,9 @@ fn show(group: &Group) -> String {
 #[cfg(test)]
 mod tests {
     use clap::{Parser, ValueEnum};
-    use hdcs_api::groups::{GroupOther, GroupPhase, GroupRecord, GroupRole, GroupView};
+    use hdcs_api::groups::{
+        GroupOther, GroupOtherState, GroupPhase, GroupRecord, GroupRole, GroupView,
+    };
 
     use super::*;
 
@@ -365,8 +384,9 @@ mod tests {
             committed_blocks: 100,
             others: vec![GroupOther {
                 node: "b".to_owned(),
-                state: "member".to_owned(),
+                state: GroupOtherState::InStep,
                 durable_blocks: 105,
+                behind_bytes: 15 << 12,
             }],
         };
         let shown = show(&group(Some(here)));
@@ -376,7 +396,7 @@ mod tests {
             "110",
             "100",
             "node b",
-            "member, durable 105",
+            "in-step, durable 105, 60K behind",
         ] {
             assert!(shown.contains(part), "{shown}");
         }

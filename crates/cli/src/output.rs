@@ -158,6 +158,9 @@ pub fn volume(volume: &Volume) {
     if let Some(durability) = &volume.log_durability {
         row("  made durable by", durability.clone());
     }
+    if let Some(group) = &volume.group {
+        row("copies", crate::group::in_words(group));
+    }
     row("policy in effect", policy::in_words(volume));
     if let Some(encryption) = &volume.encryption {
         let place = &encryption.place;

@@ -277,6 +277,17 @@ impl LogCipher {
     }
 }
 
+/// The number of a block is its place on the log's region.
+impl BlockCipher for LogCipher {
+    fn encrypt(&self, number: u64, block: &mut [u8]) {
+        Self::encrypt(self, number * BLOCK_BYTES as u64, block);
+    }
+
+    fn decrypt(&self, number: u64, block: &mut [u8]) {
+        Self::decrypt(self, number * BLOCK_BYTES as u64, block);
+    }
+}
+
 impl Authenticator for LogCipher {
     fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
         // The block has the number of its log.

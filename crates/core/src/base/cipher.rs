@@ -38,6 +38,11 @@ pub trait KeyedCipher: BlockCipher + Authenticator {
     fn unit_tags(&self, first: u64, units: &[u8], tags: &mut [u32]);
 }
 
+/// What encrypts the blocks of a write log, each by its number on the log's region, and authenticates its superblocks.
+pub trait LogKeys: BlockCipher + Authenticator {}
+
+impl<T: BlockCipher + Authenticator> LogKeys for T {}
+
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 

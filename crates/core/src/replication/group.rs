@@ -48,6 +48,30 @@ enum Link {
     Joining(Step),
 }
 
+/// What the primary sees of another node's copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherCopy {
+    /// The node.
+    pub member: Member,
+    /// What becomes of it.
+    pub state: CopyState,
+    /// Up to where it has said that its copy is durable, as far as that is known.
+    pub durable: u64,
+}
+
+/// What becomes of another node's copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyState {
+    /// The node is not reached.
+    Away,
+    /// A member that was reached again says what it has.
+    Attaching,
+    /// A member that takes each span.
+    InStep,
+    /// It is being brought up.
+    Joining,
+}
+
 /// What is known of another one's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Progress {
@@ -542,6 +566,20 @@ impl Group {
         let has = move |other: &Progress| other.link == Link::InStep && other.durable >= position;
         let others = self.others.iter().filter(move |(_, other)| has(other));
         others.map(|(member, _)| *member)
+    }
+
+    /// What is known of the copies of the others.
+    pub fn copies(&self) -> impl Iterator<Item = OtherCopy> {
+        self.others.iter().map(|(member, other)| OtherCopy {
+            member: *member,
+            state: match other.link {
+                Link::Away => CopyState::Away,
+                Link::Attaching { .. } => CopyState::Attaching,
+                Link::InStep => CopyState::InStep,
+                Link::Joining(_) => CopyState::Joining,
+            },
+            durable: other.durable,
+        })
     }
 
     /// Whom there may be a message for.

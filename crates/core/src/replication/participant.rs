@@ -50,14 +50,14 @@ use slab::Slab;
 use standing::{Announced, Standing};
 use superblocks::Superblocks;
 
-use super::group::Group;
+use super::group::{Group, OtherCopy};
 use super::message::{Message, Question};
 use super::record::{GroupRecord, Phase};
 use super::replica::Replica;
 use super::takeover::{Step, Stop, Takeover};
 use super::{Member, Point, SpanId, Spans};
 use crate::base::buf::{Buf, BufMut, Pool};
-use crate::base::cipher::Authenticator;
+use crate::base::cipher::{Authenticator, LogKeys};
 use crate::base::error::IoError;
 use crate::base::io::{Completion, Done, DurableWay, Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -87,10 +87,8 @@ pub enum Act {
         token: Token,
         /// Where on the log's region.
         offset: u64,
-        /// To be filled.
+        /// To be filled with what is there: the participant decrypts it, if the log is encrypted.
         buf: BufMut,
-        /// What was read is to be decrypted, if the log is encrypted.
-        decrypt: bool,
     },
     /// An operation of what stands on the log has ended.
     Ended(Completion),
@@ -259,6 +257,19 @@ pub struct Status {
     pub is_whole: bool,
     /// Who is reached, if this node leads.
     pub links: Vec<Member>,
+    /// The copies of the others, if this node serves.
+    pub others: Vec<OtherCopy>,
+}
+
+/// How many copies of a log count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyCount {
+    /// Members, this node among them.
+    pub members: usize,
+    /// How many there should be.
+    pub replicas: usize,
+    /// With fewer nothing is committed.
+    pub least: usize,
 }
 
 /// What a node is in its group.
@@ -303,19 +314,20 @@ fn with_own_control(mut data: Vec<Buf>) -> Vec<Buf> {
 }
 
 impl Participant {
-    /// The part of node `me`, which follows at first, with the copy that a replay has found. Superblocks get tags of
-    /// these keys, if there are any. What others need of the log is read into buffers of `pool`.
+    /// The part of node `me`, which follows at first, with the copy that a replay has found. `keys` are those of a log
+    /// that is encrypted: superblocks get tags of them, and spans are decrypted to see whether they are what they are said
+    /// to be. What others need of the log is read into buffers of `pool`.
     pub fn new(
         me: Member,
         found: Found,
-        keys: Option<Arc<dyn Authenticator>>,
+        keys: Option<Arc<dyn LogKeys>>,
         pool: Arc<Pool>,
         times: Times,
     ) -> Self {
         let Found { superblock, spans } = found;
         let ring_blocks = superblock.ring_blocks.get();
-        let is_encrypted = superblock.data_key != [0; 16];
         let says = superblocks::of_copy(&superblock);
+        let tags = keys.clone().map(|keys| -> Arc<dyn Authenticator> { keys });
         let replica = Replica::new(says, ring_blocks, spans);
         Self {
             me,
@@ -324,7 +336,7 @@ impl Participant {
             replica,
             part: Part::Follows,
             record: None,
-            superblocks: Superblocks::new(Box::new(superblock), keys),
+            superblocks: Superblocks::new(Box::new(superblock), tags),
             held: VecDeque::new(),
             standing: Standing::default(),
             stands: false,
@@ -333,7 +345,7 @@ impl Participant {
             outboxes: BTreeMap::new(),
             lives: 0,
             gate: Gate::default(),
-            reads: SpanReads::new(pool, ring_blocks, is_encrypted),
+            reads: SpanReads::new(pool, ring_blocks, keys),
             repairs: Repairs::default(),
             operations: Slab::new(),
             rewrites: 0,
@@ -381,7 +393,24 @@ impl Participant {
             promised: superblock.promised,
             is_whole: superblock.is_whole,
             links: self.links.iter().copied().collect(),
+            others: match &self.part {
+                Part::Serves(group) => group.copies().collect(),
+                Part::Follows | Part::Takes(_) => Vec::new(),
+            },
         }
+    }
+
+    /// How many copies count, if this node serves.
+    pub fn copy_count(&self) -> Option<CopyCount> {
+        let Part::Serves(group) = &self.part else {
+            return None;
+        };
+        let config = &group.record().config;
+        Some(CopyCount {
+            members: config.members.count(),
+            replicas: usize::from(config.replicas),
+            least: self.copies_min,
+        })
     }
 
     /// Whether nothing of it is under way on the medium.
@@ -569,26 +598,29 @@ impl Participant {
         is_taken
     }
 
-    /// Whether so many blocks are what the span says that they are, as far as their head tells; that of a log that is
-    /// encrypted tells nothing.
+    /// Whether so many blocks are what the span says that they are, as far as their head tells.
     fn is_its_data(&self, span: &SpanId, data: &[Buf]) -> bool {
         let bytes: usize = data.iter().map(|part| part.len()).sum();
-        let is_whole = bytes == span.blocks as usize * BLOCK_BYTES;
-        let superblock = self.superblocks.last();
-        let is_plain = superblock.data_key == [0; 16];
-        is_whole
-            && span.blocks > 0
-            && (!is_plain
-                || data.first().is_some_and(|block| {
-                    SpanHeader::peek(block).is_ok_and(|header| {
-                        header.log == superblock.log
-                            && header.chain.get() == span.start.chain
-                            && header.checksum.get() == span.end.chain
-                            && header.incarnation.get() == span.incarnation
-                            && header.durable.get() == span.evidence
-                            && header.position.get() + u64::from(span.blocks) == span.end.position
-                    })
-                }))
+        let blocks = u64::from(span.blocks);
+        let Some(position) = span.end.position.checked_sub(blocks) else {
+            return false;
+        };
+        let is_whole = blocks > 0 && bytes == span.blocks as usize * BLOCK_BYTES;
+        let first = data.first().and_then(|part| part.get(..BLOCK_BYTES));
+        let Some(first) = first.filter(|_| is_whole) else {
+            return false;
+        };
+        let head = self
+            .reads
+            .in_the_clear(self.reads.offset_at(position), first);
+        SpanHeader::peek(&head).is_ok_and(|header| {
+            header.log == self.superblocks.last().log
+                && header.chain.get() == span.start.chain
+                && header.checksum.get() == span.end.chain
+                && header.incarnation.get() == span.incarnation
+                && header.durable.get() == span.evidence
+                && header.position.get() == position
+        })
     }
 
     /// An answer for who leads.

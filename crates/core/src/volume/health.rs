@@ -20,20 +20,23 @@ use crate::base::error::IoError;
 /// How long a failed read of the backend shows, if no other read follows.
 const READ_TROUBLE_SHOWN: Nanos = Nanos::from_millis(30_000);
 
-/// The five states of a core. The first three serve, the last two refuse writes.
+/// The states of a core. The first three serve, the last three refuse writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// All is well.
     Healthy,
     /// Serving with the backend failing or not answering: data is kept in the log; with a log that does not answer or
     /// cannot be read for destage, or without one; with sectors that were lost, whose reads fail until they are
-    /// written.
+    /// written; with fewer copies of the log than there should be.
     Degraded,
-    /// A log write failed: reads and destage go on, writes are refused until it is reopened.
+    /// A log write failed: reads and destage go on, writes are refused until it is reopened. Or there are too few copies
+    /// of the log: writes wait for more.
     ReadOnly,
     /// Dirty data in the log is damaged: writes are refused until it reads well; reads go on, and destage of
-    /// what lies before the damage.
+    /// what lies before the damage. Of a copy of another node's log: it is not whole, and cannot take over.
     Inconsistent,
+    /// Not open here: another node serves it, or may, and this one has a whole copy of its log.
+    Standby,
     /// Not open, or another owner has taken the backend over: everything is refused.
     Error,
 }
@@ -49,6 +52,8 @@ pub enum Trouble {
     LogCorrupt,
     /// A log write failed.
     LogFailed,
+    /// Fewer nodes have a copy of the log than writes need: they wait.
+    CopiesTooFew,
     /// The log's device has not answered for too long.
     LogSilent,
     /// The log's device failed: what it holds is on its way to the backend, and writes wait.
@@ -59,12 +64,26 @@ pub enum Trouble {
     LogUnreadable,
     /// Sectors were lost with the log, and not all of them were written since.
     SectorsLost,
+    /// Fewer nodes have a copy of the log than should.
+    CopiesShort,
     /// The backend has not answered for too long.
     BackendSilent,
     /// The backend does not take what is written.
     BackendWrites(IoError),
     /// The backend does not give what is read.
     BackendReads(IoError),
+}
+
+/// How many nodes have a copy of a volume's log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copies {
+    /// As many as should, or nobody asked for copies.
+    #[default]
+    All,
+    /// Fewer.
+    Short,
+    /// Fewer than writes need.
+    TooFew,
 }
 
 /// A backend that fails.
@@ -90,6 +109,9 @@ pub(super) struct Health {
     log_unreadable: bool,
     writes: Option<Failing>,
     reads: Option<Failing>,
+    copies: Copies,
+    /// Since when there have been as many.
+    copies_since: Nanos,
     /// Since when something was wrong at the end of every poll, whatever it was.
     troubled: Option<Nanos>,
 }
@@ -231,6 +253,13 @@ impl Volume {
         reads.cancel_promotions(&mut from, cx);
     }
 
+    /// So many nodes have a copy of the log now.
+    pub fn set_copies(&mut self, copies: Copies, now: Nanos) {
+        if self.health.copies != copies {
+            (self.health.copies, self.health.copies_since) = (copies, now);
+        }
+    }
+
     fn trouble_now(&self) -> Option<(Trouble, Option<Nanos>)> {
         let health = &self.health;
         if self.port.is_fenced() {
@@ -241,6 +270,9 @@ impl Volume {
             Some((Trouble::LogCorrupt, None))
         } else if self.log.refuses_writes() {
             Some((Trouble::LogFailed, None))
+        } else if health.copies == Copies::TooFew {
+            // What waits for copies makes the log look silent.
+            Some((Trouble::CopiesTooFew, Some(health.copies_since)))
         } else if let Some(since) = health.log_silent {
             Some((Trouble::LogSilent, Some(since)))
         } else if self.direct.is_emptying_failed_log(&self.log) {
@@ -255,10 +287,11 @@ impl Volume {
             Some((Trouble::BackendWrites(failing.error), Some(failing.since)))
         } else if let Some(failing) = health.reads {
             Some((Trouble::BackendReads(failing.error), Some(failing.since)))
+        } else if self.log.is_given_up() {
+            Some((Trouble::LogGivenUp, None))
         } else {
-            self.log
-                .is_given_up()
-                .then_some((Trouble::LogGivenUp, None))
+            let is_short = health.copies == Copies::Short;
+            is_short.then_some((Trouble::CopiesShort, Some(health.copies_since)))
         }
     }
 
@@ -275,7 +308,7 @@ impl Volume {
         Some((trouble, since.min(troubled)))
     }
 
-    /// Which of the five states it is in.
+    /// Which of the states it is in.
     pub fn state(&self) -> State {
         match self.phase {
             Phase::Failed(_) | Phase::Opening | Phase::Closed => return State::Error,
@@ -285,7 +318,7 @@ impl Volume {
             None => State::Healthy,
             Some(Trouble::Fenced) => State::Error,
             Some(Trouble::LogCorrupt) => State::Inconsistent,
-            Some(Trouble::LogFailed) => State::ReadOnly,
+            Some(Trouble::LogFailed | Trouble::CopiesTooFew) => State::ReadOnly,
             Some(
                 Trouble::MemoryShort
                 | Trouble::LogSilent
@@ -293,6 +326,7 @@ impl Volume {
                 | Trouble::LogGivenUp
                 | Trouble::LogUnreadable
                 | Trouble::SectorsLost
+                | Trouble::CopiesShort
                 | Trouble::BackendSilent
                 | Trouble::BackendWrites(_)
                 | Trouble::BackendReads(_),

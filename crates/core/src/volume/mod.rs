@@ -73,7 +73,7 @@ use alloc::vec::Vec;
 pub use cached::CachedBlocks;
 use compression::Compression;
 pub use config::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
-pub use health::{State, Trouble};
+pub use health::{Copies, State, Trouble};
 pub use inherited::Inherited;
 use op::Op;
 use open_log::OpenLog;

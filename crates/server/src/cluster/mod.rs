@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   [cluster] of each node ──► which nodes there are (`crate::config::cluster`)
-//!   DIR/VOLUME/spec.json ────► what a node needs to hold a copy and to serve ([`spec`])
+//!   DIR/VOLUME/spec-N.json ──► what a node needs to hold a copy and to serve ([`spec`])
 //!   DIR/VOLUME/record-N.json ► whose copies count, and who may open the log ([`records`])
 //! ```
 

@@ -1,13 +1,19 @@
 //! The records of groups in a directory that all nodes see, with compare-and-swap.
 //!
 //! ```text
-//!   DIR/UUID/spec.json         what the volume is; written once
+//!   DIR/UUID/spec-N.json       what the volume is, in revision N; written once, by whoever is first
 //!   DIR/UUID/record-N.json     the record of revision N; written once, by whoever is first
+//!   DIR/UUID/removed.json      the group is no more: these nodes let go of their copies
+//!   DIR/UUID/gone-NODE         this one has
 //!   DIR/tmp/NODE-…             what a node is about to give one of these names
 //! ```
 //!
 //! A record is written whole and synced under a name of its own in `tmp`, and then linked to `record-N.json`. Of several
-//! nodes that link, one makes the name and the others find it there. The files are those of [`sealed`].
+//! nodes that link, one makes the name and the others find it there. The same with what the volume is. The files are
+//! those of [`sealed`].
+//!
+//! That a group is removed is written, and never taken from a directory's absence: one that is not mounted would have
+//! nodes delete their copies. The last of the nodes that let go removes the directory.
 //!
 //! Invariants:
 //! 1. The file of a record never changes. So a revision has one content for ever.
@@ -48,7 +54,13 @@ const SPEC: Kind = Kind {
     magic: "hdcs-group-volume",
     version: 1,
 };
-const SPEC_FILE: &str = "spec.json";
+const REMOVED: Kind = Kind {
+    magic: "hdcs-group-removed",
+    version: 1,
+};
+const REMOVED_FILE: &str = "removed.json";
+const RECORDS: &str = "record-";
+const SPECS: &str = "spec-";
 const TEMPORARY: &str = "tmp";
 /// Records before the newest that stay: who is about to write one may be late by so many.
 const KEPT: u64 = 8;
@@ -135,6 +147,33 @@ pub enum Proposed {
     Unknown(StoreError),
 }
 
+/// What was read of all groups.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Those that are there. What is wrong with one of them leaves the others be.
+    pub groups: BTreeMap<Uuid, Found>,
+    /// Those that were removed, and of whose copies not all are gone.
+    pub removed: BTreeMap<Uuid, Removed>,
+}
+
+/// A group that was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Removed {
+    /// The nodes that may have copies.
+    nodes: Vec<u16>,
+    /// The node that has detached the volume, and keeps its log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keeper: Option<u16>,
+}
+
+impl Removed {
+    /// Whether a node keeps its log.
+    pub fn is_kept_by(&self, node: Member) -> bool {
+        self.keeper == Some(node.0)
+    }
+}
+
 /// The records in a directory.
 #[derive(Clone, Debug)]
 pub struct RecordStore {
@@ -160,16 +199,20 @@ fn absent(path: &Path) -> StoreError {
     io_at(path)(io::ErrorKind::NotFound.into())
 }
 
-/// Which record a file is, by its name.
-fn revision_of(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("record-")?.strip_suffix(".json")?;
+/// Which record a file is, or which spec, by its name.
+fn revision_of(name: &str, kind: &str) -> Option<u64> {
+    let digits = name.strip_prefix(kind)?.strip_suffix(".json")?;
     let revision = digits.parse().ok()?;
     // No second name for the same one.
-    (record_name(revision) == name).then_some(revision)
+    (name_of(kind, revision) == name).then_some(revision)
+}
+
+fn name_of(kind: &str, revision: u64) -> String {
+    format!("{kind}{revision}.json")
 }
 
 fn record_name(revision: u64) -> String {
-    format!("record-{revision}.json")
+    name_of(RECORDS, revision)
 }
 
 impl RecordStore {
@@ -223,60 +266,120 @@ impl RecordStore {
         Ok(volumes)
     }
 
-    /// All groups, each with what its volume is and its newest record. What is wrong with one of them leaves the others be.
-    pub fn groups(&self) -> Result<BTreeMap<Uuid, Found>, StoreError> {
-        let mut groups = BTreeMap::new();
+    /// All groups, each with what its volume is and its newest record, and those that were removed.
+    pub fn all(&self) -> Result<Listing, StoreError> {
+        let mut all = Listing::default();
         for volume in self.list()? {
+            match self.removed(volume) {
+                Ok(None) => {}
+                Ok(Some(removed)) => {
+                    all.removed.insert(volume, removed);
+                    continue;
+                }
+                Err(error) => {
+                    all.groups.insert(volume, Err(error));
+                    continue;
+                }
+            }
             let spec = self.spec(volume);
             let found = spec.and_then(|spec| Ok((spec, self.read(volume)?)));
             match found {
-                Ok((Some(spec), Some(record))) => groups.insert(volume, Ok((spec, record))),
-                Err(error) => groups.insert(volume, Err(error)),
+                Ok((Some(spec), Some(record))) => all.groups.insert(volume, Ok((spec, record))),
+                Err(error) => all.groups.insert(volume, Err(error)),
                 // It is being removed, or nobody's.
                 Ok(_) => None,
             };
         }
-        Ok(groups)
+        Ok(all)
+    }
+
+    /// Those that are there.
+    pub fn groups(&self) -> Result<BTreeMap<Uuid, Found>, StoreError> {
+        Ok(self.all()?.groups)
     }
 
     /// What a volume is, if it has a group.
     pub fn spec(&self, volume: Uuid) -> Result<Option<VolumeSpecFile>, StoreError> {
-        let path = self.directory(volume).join(SPEC_FILE);
-        let spec: VolumeSpecFile = match sealed::read(&path, SPEC) {
-            Err(error) if error.is_absent() => return Ok(None),
-            found => found.map_err(file_at(&path))?,
-        };
-        let checked = spec.check().and_then(|()| {
-            if spec.uuid == volume {
-                return Ok(());
-            }
-            Err(format!("it is of volume {}", spec.uuid))
-        });
-        checked.map_err(|why| StoreError::Content { path, why })?;
-        Ok(Some(spec))
+        self.read_newest(volume, SPECS, |revision, path| {
+            let spec: VolumeSpecFile = sealed::read(path, SPEC)?;
+            Ok(spec.check().and_then(|()| {
+                if (spec.uuid, spec.revision) == (volume, revision) {
+                    return Ok(spec);
+                }
+                let (uuid, revision) = (spec.uuid, spec.revision);
+                Err(format!("it is of volume {uuid}, revision {revision}"))
+            }))
+        })
     }
 
     /// The newest record of a volume, if it has a group.
     pub fn read(&self, volume: Uuid) -> Result<Option<GroupRecord>, StoreError> {
+        self.read_newest(volume, RECORDS, |revision, path| {
+            Ok(sealed::read::<RecordFile>(path, RECORD)?.into_record(revision))
+        })
+    }
+
+    /// The newest file of a kind.
+    fn read_newest<T>(
+        &self,
+        volume: Uuid,
+        kind: &str,
+        read_file: impl Fn(u64, &Path) -> Result<Result<T, String>, SealedError>,
+    ) -> Result<Option<T>, StoreError> {
         let mut read = Ok(None);
         for _ in 0..READS_MAX {
-            let Some(newest) = self.newest(volume)? else {
+            let Some(newest) = self.newest(volume, kind)? else {
                 return Ok(None);
             };
-            let path = self.record_path(volume, newest);
-            read = match sealed::read::<RecordFile>(&path, RECORD) {
+            let path = self.directory(volume).join(name_of(kind, newest));
+            read = match read_file(newest, &path) {
                 // Newer ones have pushed it out since.
                 Err(error) if error.is_absent() => Err(file_at(&path)(error)),
                 Err(error) => return Err(file_at(&path)(error)),
-                Ok(file) => {
-                    let record = file.into_record(newest);
-                    return record
+                Ok(content) => {
+                    return content
                         .map(Some)
                         .map_err(|why| StoreError::Content { path, why });
                 }
             };
         }
         read
+    }
+
+    /// Have `next` follow what the volume was, if that is what `next` was made of; whether it does.
+    pub fn change(&self, next: &VolumeSpecFile) -> Result<bool, StoreError> {
+        let volume = next.uuid;
+        let path = self.directory(volume).join(name_of(SPECS, next.revision));
+        if self.removed(volume)?.is_some() {
+            return Err(absent(&path));
+        }
+        let last = self.spec(volume)?.ok_or_else(|| absent(&path))?;
+        if last == *next {
+            // It was written before, and nobody could say so.
+            sync_directory(&self.directory(volume)).map_err(io_at(&path))?;
+            return Ok(true);
+        }
+        if last.revision + 1 != next.revision {
+            return Ok(false);
+        }
+        let text = sealed::encode(SPEC, next).map_err(file_at(&path))?;
+        let is_first = self.link_new(&path, &text)?;
+        let newest = (self.newest(volume, SPECS)?).ok_or_else(|| absent(&path))?;
+        if !is_first || !self.is_kept(volume, SPECS, last.revision, newest)? {
+            return Ok(false);
+        }
+        sync_directory(&self.directory(volume)).map_err(io_at(&path))?;
+        self.remove_old(volume, SPECS, next.revision);
+        Ok(true)
+    }
+
+    /// What was written of a group's removal.
+    pub fn removed(&self, volume: Uuid) -> Result<Option<Removed>, StoreError> {
+        let path = self.directory(volume).join(REMOVED_FILE);
+        match sealed::read(&path, REMOVED) {
+            Err(error) if error.is_absent() => Ok(None),
+            found => found.map(Some).map_err(file_at(&path)),
+        }
     }
 
     /// Make the group of a new volume: `first` is of revision 1. All of it is there afterwards, or nothing.
@@ -302,8 +405,46 @@ impl RecordStore {
         sync_directory(&self.root).map_err(io_at(&self.root))
     }
 
-    /// Forget the group of a volume that is deleted. Whoever proposes something meanwhile finds nothing.
-    pub fn remove(&self, volume: Uuid) -> Result<(), StoreError> {
+    /// Remove the group of a volume that is deleted, or detached by a node that keeps its log. All nodes of its last record
+    /// are to let go of their copies, and to say so: [`Self::gone`]. Whoever proposes something meanwhile finds nothing.
+    /// Returns whether there is such a group, or was.
+    pub fn remove(&self, volume: Uuid, keeper: Option<Member>) -> Result<bool, StoreError> {
+        let Some(record) = self.read(volume)? else {
+            return Ok(false);
+        };
+        let members = record.config.members.iter();
+        let nodes = members.chain(record.joiners.iter().copied());
+        let removed = Removed {
+            nodes: nodes.map(|node| node.0).collect(),
+            keeper: keeper.map(|keeper| keeper.0),
+        };
+        let directory = self.directory(volume);
+        let path = directory.join(REMOVED_FILE);
+        let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
+        self.link_new(&path, &text)?;
+        sync_directory(&directory).map_err(io_at(&directory))?;
+        Ok(true)
+    }
+
+    /// This node has let go of its copy of a group that was removed. The last one removes what is left of the group.
+    pub fn gone(&self, volume: Uuid) -> Result<(), StoreError> {
+        let Some(removed) = self.removed(volume)? else {
+            return Ok(());
+        };
+        let directory = self.directory(volume);
+        let mark = |node: u16| directory.join(format!("gone-{node}"));
+        let own = mark(self.node.0);
+        if removed.nodes.contains(&self.node.0) && !own.exists() {
+            self.link_new(&own, b"")?;
+            sync_directory(&directory).map_err(io_at(&own))?;
+        }
+        if removed.nodes.iter().all(|node| mark(*node).exists()) {
+            return self.sweep(volume);
+        }
+        Ok(())
+    }
+
+    fn sweep(&self, volume: Uuid) -> Result<(), StoreError> {
         let (path, gone) = (self.directory(volume), self.temporary_name());
         match fs::rename(&path, &gone) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -323,6 +464,9 @@ impl RecordStore {
 
     fn try_propose(&self, volume: Uuid, next: &GroupRecord) -> Result<Proposed, StoreError> {
         let path = self.record_path(volume, next.revision);
+        if self.removed(volume)?.is_some() {
+            return Err(absent(&path));
+        }
         let last = self.read(volume)?.ok_or_else(|| absent(&path))?;
         if last == *next {
             // It was written before, and nobody could say so.
@@ -347,21 +491,27 @@ impl RecordStore {
         path: &Path,
     ) -> Result<Proposed, StoreError> {
         let is_first = self.link_new(path, &encode(next).map_err(file_at(path))?)?;
-        let newest = self.newest(volume)?.ok_or_else(|| absent(path))?;
-        if is_first && self.is_kept(volume, last, newest)? {
+        let newest = (self.newest(volume, RECORDS)?).ok_or_else(|| absent(path))?;
+        if is_first && self.is_kept(volume, RECORDS, last, newest)? {
             sync_directory(&self.directory(volume)).map_err(io_at(path))?;
-            self.remove_old(volume, next.revision);
+            self.remove_old(volume, RECORDS, next.revision);
             return Ok(Proposed::Written);
         }
         let newest = self.read(volume)?.ok_or_else(|| absent(path))?;
         Ok(Proposed::Lost(Box::new(newest)))
     }
 
-    /// Whether a record was never removed until now. Who found a name free after it may have been slower than all the
+    /// Whether a file of a kind was never removed until now. Who found a name free after it may have been slower than all the
     /// records that came since and the removal of the one that had the name; what it has linked goes with the next
     /// removal, and counts for nobody until then.
-    fn is_kept(&self, volume: Uuid, revision: u64, newest: u64) -> Result<bool, StoreError> {
-        let path = self.record_path(volume, revision);
+    fn is_kept(
+        &self,
+        volume: Uuid,
+        kind: &str,
+        revision: u64,
+        newest: u64,
+    ) -> Result<bool, StoreError> {
+        let path = self.directory(volume).join(name_of(kind, revision));
         match fs::symlink_metadata(&path) {
             Ok(_) => Ok(newest <= revision.saturating_add(KEPT)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -389,18 +539,18 @@ impl RecordStore {
     }
 
     /// Remove what nobody needs any more, the oldest first. What stays is removed after the next record.
-    fn remove_old(&self, volume: Uuid, newest: u64) {
+    fn remove_old(&self, volume: Uuid, kind: &str, newest: u64) {
         let directory = self.directory(volume);
         let Ok(names) = names_in(&directory) else {
             return;
         };
         let mut old: Vec<_> = (names.iter())
-            .filter_map(|name| revision_of(name))
+            .filter_map(|name| revision_of(name, kind))
             .filter(|revision| revision.saturating_add(KEPT) < newest)
             .collect();
         old.sort_unstable();
         for revision in old {
-            let path = directory.join(record_name(revision));
+            let path = directory.join(name_of(kind, revision));
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return,
                 _ => {}
@@ -408,8 +558,8 @@ impl RecordStore {
         }
     }
 
-    /// The highest revision that a volume has a record of.
-    fn newest(&self, volume: Uuid) -> Result<Option<u64>, StoreError> {
+    /// The highest revision that a volume has a file of this kind of.
+    fn newest(&self, volume: Uuid, kind: &str) -> Result<Option<u64>, StoreError> {
         let directory = self.directory(volume);
         let names = match names_in(&directory) {
             Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -417,13 +567,16 @@ impl RecordStore {
             }
             names => names?,
         };
-        let listed = names.iter().filter_map(|name| revision_of(name)).max();
+        let listed = names
+            .iter()
+            .filter_map(|name| revision_of(name, kind))
+            .max();
         let Some(mut newest) = listed else {
             return Ok(None);
         };
         // A list may be older than the names.
         while let Some(next) = newest.checked_add(1)
-            && fs::symlink_metadata(directory.join(record_name(next))).is_ok()
+            && fs::symlink_metadata(directory.join(name_of(kind, next))).is_ok()
         {
             newest = next;
         }
@@ -452,7 +605,7 @@ impl RecordStore {
 /// Write the files of a new group into its directory, durably.
 fn fill(made: &Path, spec: &VolumeSpecFile, first: &GroupRecord) -> Result<(), StoreError> {
     let files = [
-        (SPEC_FILE.to_owned(), sealed::encode(SPEC, spec)),
+        (name_of(SPECS, spec.revision), sealed::encode(SPEC, spec)),
         (record_name(first.revision), encode(first)),
     ];
     for (name, text) in files {

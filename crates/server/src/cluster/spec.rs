@@ -7,11 +7,13 @@
 //! | log: size | the same | a file of its own in the data directory |
 //! | log: number, which its superblock has | named here | a copy has the same |
 //! | number, shard, pins | no | the node's own; none |
-//! | key, local store | no | a volume with a group has neither |
+//! | wrapped data key | the same | the same; what unwraps it is read on each node, from a file or command of the same name |
+//! | local store | no | a volume with a group has none |
 
 use std::collections::BTreeMap;
 
 use hdcs_api::value::Value;
+use hdcs_backend::crypt::Encryption;
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::format::LOG_HEADER_BLOCKS;
 use serde::{Deserialize, Serialize};
@@ -24,10 +26,12 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// Settings at most: there are fewer keys.
 const SETTINGS_MAX: usize = 256;
 
-/// See the module. It is the content of `spec.json`.
+/// See the module. It is the content of `spec-N.json`. Whoever changes it writes the next revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSpecFile {
+    /// Counts what was written: 1 is the first one.
+    pub revision: u64,
     /// Name of the volume.
     pub name: VolumeName,
     /// Its identity everywhere.
@@ -43,6 +47,9 @@ pub struct VolumeSpecFile {
     /// What the backend is, if that was known when the group was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_identity: Option<String>,
+    /// How it is encrypted, if it is: the data key only wrapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// With fewer members the volume takes no writes.
     pub copies_min: u8,
     /// Settings that differ from the node's. The nodes' own should be the same, too.
@@ -54,6 +61,7 @@ impl VolumeSpecFile {
     /// has no backend that others could reach.
     pub fn of(entry: &Entry, log: u64, copies_min: u8) -> Option<Self> {
         Some(Self {
+            revision: 1,
             name: entry.name.clone(),
             uuid: entry.uuid,
             bytes: entry.bytes,
@@ -61,6 +69,7 @@ impl VolumeSpecFile {
             log_bytes: entry.log.bytes,
             backend: entry.backend.clone()?,
             backend_identity: entry.backend_identity.clone(),
+            encryption: entry.encryption.clone(),
             copies_min,
             settings: entry.settings.clone(),
         })
@@ -82,13 +91,33 @@ impl VolumeSpecFile {
             backend: Some(self.backend.clone()),
             backend_identity: self.backend_identity.clone(),
             backend_is_new: false,
-            encryption: None,
+            encryption: self.encryption.clone(),
             home: None,
             pins: Vec::new(),
             shard: None,
             is_replicated: true,
             settings: self.settings.clone(),
         }
+    }
+
+    /// The next revision, which says what this entry does of what may change: the size and the settings.
+    pub fn changed(&self, entry: &Entry) -> Self {
+        Self {
+            revision: self.revision + 1,
+            bytes: entry.bytes,
+            settings: entry.settings.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Have an entry of this volume say the same; whether it did not.
+    pub fn bring(&self, entry: &mut Entry) -> bool {
+        let is_other = entry.bytes != self.bytes || entry.settings != self.settings;
+        if is_other {
+            entry.bytes = self.bytes;
+            entry.settings.clone_from(&self.settings);
+        }
+        is_other
     }
 
     /// Blocks of the ring that every copy has.
@@ -98,6 +127,9 @@ impl VolumeSpecFile {
 
     /// Refuse what no node can have written.
     pub fn check(&self) -> Result<(), String> {
+        if self.revision == 0 {
+            return Err("it has no revision".to_owned());
+        }
         check_volume_bytes(self.bytes)?;
         let is_size = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&self.log_bytes)
             && self.log_bytes.is_multiple_of(BLOCK_BYTES as u64);
@@ -145,6 +177,26 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn spec_of_the_next_revision_brings_an_entry_to_what_it_says() {
+        let spec = spec();
+        let mut entry = spec.entry(12);
+        assert!(!spec.bring(&mut entry));
+        entry.bytes *= 2;
+        entry
+            .settings
+            .insert("dirty_ratio_max".to_owned(), Value::Integer(50));
+        let next = spec.changed(&entry);
+        assert_eq!((next.revision, next.bytes), (2, entry.bytes));
+        let mut other = spec.entry(3);
+        assert!(next.bring(&mut other));
+        assert_eq!(
+            (other.bytes, &other.settings),
+            (entry.bytes, &entry.settings)
+        );
+        assert!(!next.bring(&mut other));
+    }
+
+    #[test]
     fn spec_that_no_node_wrote_is_refused() {
         let good = spec();
         let bad = [
@@ -162,6 +214,10 @@ pub(super) mod tests {
             },
             VolumeSpecFile {
                 backend: "x".repeat(TEXT_BYTES_MAX + 1),
+                ..good.clone()
+            },
+            VolumeSpecFile {
+                revision: 0,
                 ..good.clone()
             },
             VolumeSpecFile {

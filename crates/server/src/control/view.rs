@@ -34,12 +34,13 @@ pub const fn phase(phase: Phase) -> &'static str {
     }
 }
 
-/// The five states, in the order of the documentation.
-pub const STATES: [State; 5] = [
+/// All states, in the order of the documentation.
+pub const STATES: [State; 6] = [
     State::Healthy,
     State::Degraded,
     State::ReadOnly,
     State::Inconsistent,
+    State::Standby,
     State::Error,
 ];
 
@@ -50,6 +51,7 @@ pub const fn state(state: State) -> &'static str {
         State::Degraded => "degraded",
         State::ReadOnly => "read-only",
         State::Inconsistent => "inconsistent",
+        State::Standby => "standby",
         State::Error => "error",
     }
 }
@@ -208,6 +210,14 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
             "write log: a write to its device failed {time} ago: reads and destage go on; put the \
              device right and restart the daemon"
         ),
+        Trouble::CopiesTooFew => format!(
+            "copies: for {time} fewer nodes have a copy of the write log than writes need: they wait, and flushes do; reads \
+             go on. Start the others again: their copies are brought up by themselves"
+        ),
+        Trouble::CopiesShort => format!(
+            "copies: for {time} fewer nodes have a copy of the write log than should: start the others again, and they are \
+             brought up by themselves"
+        ),
         Trouble::MemoryShort => format!(
             "write log: it has not been replayed on for {time}: what other volumes have in their logs takes the memory that \
              it needs. It goes on when their backends have taken that: see which of them are not healthy, or raise \
@@ -263,7 +273,8 @@ pub fn problems(volumes: &[Volume], cache: &Cache) -> Vec<Problem> {
     // A move that is soon over is none.
     let moves_long = |volume: &Volume| volume.phase == "moving" && volume.trouble_ms.is_some();
     let of_volumes = volumes.iter();
-    let of_volumes = of_volumes.filter(|volume| volume.state != "healthy" || moves_long(volume));
+    let is_well = |volume: &Volume| matches!(volume.state.as_str(), "healthy" | "standby");
+    let of_volumes = of_volumes.filter(|volume| !is_well(volume) || moves_long(volume));
     let mut problems: Vec<_> = of_volumes
         // Opening takes its time; that something does not answer shows.
         .filter(|volume| volume.phase != "opening" || volume.trouble_ms.is_some())

@@ -37,6 +37,7 @@ fn page_of(has_all: bool) -> String {
         log_bytes: 0,
         log_durability: None,
         encryption: None,
+        group: None,
         pins: Vec::new(),
         pin_trouble: None,
         benefit: open.then(|| VolumeBenefit {

@@ -2,7 +2,8 @@
 //!
 //! What is written stays in memory as it is, since reads and destage come from it; so it is encrypted
 //! into memory of its own, which a volume has a fixed amount of. What finds none waits, in order, for
-//! the end of writes before it. The superblocks are not encrypted: they say which key the ring needs.
+//! the end of writes before it. What has copies on other nodes is encrypted into memory of each span's own, since links hold
+//! that longer than writes take; there is as much of it under way as a volume has otherwise. The superblocks are not encrypted: they say which key the ring needs.
 //!
 //! Invariants:
 //! 1. With nothing under way there is memory for the largest span, so something always goes on.
@@ -37,10 +38,17 @@ pub struct Write {
     pub way: Option<DurableWay>,
 }
 
+/// What is written is encrypted into this.
+enum Memory {
+    OfVolume(Arc<Pool>),
+    /// Bytes of the writes that have not ended.
+    OfSpans(HashMap<u64, usize>),
+}
+
 /// See the module.
 pub struct CipheredLog {
     cipher: LogCipher,
-    memory: Arc<Pool>,
+    memory: Memory,
     /// Where reads under way read from.
     reads: HashMap<u64, u64>,
     waiting: VecDeque<Write>,
@@ -51,11 +59,16 @@ fn is_superblock(offset: u64) -> bool {
 }
 
 impl CipheredLog {
-    /// With memory of its own.
-    pub fn new(cipher: LogCipher) -> Self {
+    /// With memory of its own; `has_copies` says that other nodes get what is written.
+    pub fn new(cipher: LogCipher, has_copies: bool) -> Self {
+        let memory = if has_copies {
+            Memory::OfSpans(HashMap::new())
+        } else {
+            Memory::OfVolume(Pool::new(MEMORY_BYTES))
+        };
         Self {
             cipher,
-            memory: Pool::new(MEMORY_BYTES),
+            memory,
             reads: HashMap::new(),
             waiting: VecDeque::new(),
         }
@@ -74,6 +87,9 @@ impl CipheredLog {
             && let Ok(Done::Read(buf)) = result
         {
             self.cipher.decrypt(offset, buf);
+        }
+        if let Memory::OfSpans(under_way) = &mut self.memory {
+            under_way.remove(&token.0);
         }
     }
 
@@ -96,11 +112,20 @@ impl CipheredLog {
             self.encrypt(write)?
         };
         let write = self.waiting.pop_front()?;
+        if let Memory::OfSpans(under_way) = &mut self.memory {
+            under_way.insert(write.token.0, data.iter().map(|buf| buf.len()).sum());
+        }
         Some(Write { data, ..write })
     }
 
     fn encrypt(&self, write: &Write) -> Option<Vec<Buf>> {
         let mut left: usize = write.data.iter().map(|buf| buf.len()).sum();
+        if let Memory::OfSpans(under_way) = &self.memory
+            && !under_way.is_empty()
+            && under_way.values().sum::<usize>() + left > MEMORY_BYTES
+        {
+            return None;
+        }
         let mut offset = write.offset;
         let mut plain = write
             .data
@@ -108,7 +133,15 @@ impl CipheredLog {
             .flat_map(|buf| buf.chunks_exact(BLOCK_BYTES));
         let mut encrypted = Vec::with_capacity(left.div_ceil(RUN_BYTES));
         while left > 0 {
-            let mut run = self.memory.alloc(left.min(RUN_BYTES))?;
+            let bytes = left.min(RUN_BYTES);
+            let mut run = match &self.memory {
+                Memory::OfVolume(pool) => pool.alloc(bytes)?,
+                Memory::OfSpans(_) => {
+                    let blocks = bytes.div_ceil(BLOCK_BYTES).next_power_of_two();
+                    let pool = Pool::small(blocks);
+                    pool.alloc(bytes).expect("the pool is as large, and free")
+                }
+            };
             for (target, block) in run.chunks_exact_mut(BLOCK_BYTES).zip(&mut plain) {
                 target.copy_from_slice(block);
             }
@@ -129,12 +162,12 @@ mod tests {
 
     use super::*;
 
-    fn log() -> CipheredLog {
+    fn log(has_copies: bool) -> CipheredLog {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         std::fs::write(&path, [9; 32]).unwrap();
         let made = Encryption::new(KeySource::File(path)).unwrap();
-        CipheredLog::new(made.unlock().unwrap().log(42))
+        CipheredLog::new(made.unlock().unwrap().log(42), has_copies)
     }
 
     fn blocks(pool: &Pool, count: usize, byte: u8) -> Buf {
@@ -145,7 +178,7 @@ mod tests {
 
     #[test]
     fn ciphered_log_reads_what_it_has_written_and_leaves_the_plain_alone() {
-        let (mut log, pool) = (log(), Pool::new(8 << 20));
+        let (mut log, pool) = (log(false), Pool::new(8 << 20));
         let token = Token(3);
         let offset = (LOG_HEADER_BLOCKS + 2) * BLOCK_BYTES as u64;
         let data = vec![
@@ -181,7 +214,7 @@ mod tests {
 
     #[test]
     fn ciphered_log_leaves_superblocks_as_they_are() {
-        let (mut log, pool) = (log(), Pool::new(1 << 20));
+        let (mut log, pool) = (log(false), Pool::new(1 << 20));
         for sequence in 0..2 {
             log.writes(Write {
                 token: Token(1),
@@ -195,7 +228,7 @@ mod tests {
 
     #[test]
     fn ciphered_log_waits_for_memory_in_order_and_always_goes_on() {
-        let (mut log, pool) = (log(), Pool::new(32 << 20));
+        let (mut log, pool) = (log(false), Pool::new(32 << 20));
         let small = |token| Write {
             token: Token(token),
             offset: 1 << 20,
@@ -233,5 +266,30 @@ mod tests {
         assert_eq!(log.next().map(|write| write.token), Some(Token(2)));
         assert_eq!(log.next().map(|write| write.token), Some(Token(3)));
         assert!(log.next().is_none());
+    }
+
+    #[test]
+    fn ciphered_log_with_copies_goes_on_however_long_links_hold_what_was_written() {
+        let (mut log, pool) = (log(true), Pool::new(8 << 20));
+        let write = |token, count| Write {
+            token: Token(token),
+            offset: 1 << 20,
+            data: vec![blocks(&pool, count, 7)],
+            way: None,
+        };
+        let mut held = Vec::new();
+        let rounds = 2 * MEMORY_BYTES / RUN_BYTES;
+        for token in 0..rounds as u64 {
+            log.writes(write(token, REQUEST_BLOCKS_MAX));
+            held.push(log.next().expect("writes before it have ended"));
+            log.ended(Token(token), &mut Ok(Done::Written));
+        }
+        // But no more is under way than a volume has memory for.
+        let mut begun = 0;
+        for token in 100..120 {
+            log.writes(write(token, REQUEST_BLOCKS_MAX));
+            begun += usize::from(log.next().is_some());
+        }
+        assert_eq!(begun, MEMORY_BYTES / RUN_BYTES);
     }
 }

@@ -321,7 +321,7 @@ impl Shard {
             volume,
             log: opened.log,
             copy: None,
-            log_cipher: log_cipher.map(CipheredLog::new),
+            log_cipher: log_cipher.map(|cipher| CipheredLog::new(cipher, spec.is_replicated)),
             backend,
             identity,
             log_operations: 0,

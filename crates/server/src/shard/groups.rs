@@ -24,8 +24,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hdcs_backend::crypt::LogCipher;
 use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::cipher::LogKeys;
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{DurableWay, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
@@ -33,6 +33,7 @@ use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Participant, Status, Times};
 use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::volume::Copies;
 use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
 pub use opening::{CopyError, CopyOpened, CopySpec, open};
@@ -103,9 +104,6 @@ struct Copy {
     log: LogName,
     participant: Participant,
     device: Arc<Device>,
-    cipher: Option<LogCipher>,
-    /// Reads whose data is to be decrypted, and where it comes from.
-    decrypts: BTreeMap<Token, u64>,
     /// Reads of the volume that wait until what they read was repaired, and where they read.
     repairs: BTreeMap<Token, (u64, BufMut)>,
     /// The slot of the volume that stands on it.
@@ -231,6 +229,20 @@ impl Groups {
         Some(self.copy(volume)?.participant.status())
     }
 
+    /// The slot of the volume that stands on a copy, and whether as many nodes have one as should.
+    fn copies_of(&self, group: u32) -> Option<(u32, Copies)> {
+        let copy = self.copies.get(group)?;
+        let count = copy.participant.copy_count()?;
+        let copies = if count.members < count.least {
+            Copies::TooFew
+        } else if count.members < count.replicas {
+            Copies::Short
+        } else {
+            Copies::All
+        };
+        Some((copy.slot?, copies))
+    }
+
     /// The store has this record of the volume's group.
     pub fn see(&mut self, now: Nanos, volume: Uuid, record: &GroupRecord) {
         self.with(volume, |copy| copy.participant.see(now, record));
@@ -257,10 +269,8 @@ impl Groups {
             volume: superblock.volume,
             number: superblock.log.get(),
         };
-        let keys = opened.cipher.clone().map(|cipher| {
-            let keys: Arc<dyn hdcs_core::base::cipher::Authenticator> = Arc::new(cipher);
-            keys
-        });
+        let keys = opened.cipher;
+        let keys = keys.map(|keys| -> Arc<dyn LogKeys> { Arc::new(keys) });
         let pool = Arc::clone(pool);
         let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
         participant.set_copies_min(spec.copies_min);
@@ -279,8 +289,6 @@ impl Groups {
             log,
             participant,
             device: opened.device,
-            cipher: opened.cipher,
-            decrypts: BTreeMap::new(),
             repairs: BTreeMap::new(),
             slot: None,
             again: BTreeMap::new(),

@@ -245,17 +245,20 @@ impl Served {
 
     /// On which terms it serves clients.
     pub fn terms(&self) -> Terms {
-        use hdcs_core::volume::Policy;
+        use hdcs_core::volume::{Policy, Trouble};
         let is_leaving = self.tier_out.is_some_and(|one| one.then_closes());
         let is_open = matches!(self.volume.phase(), Phase::Open | Phase::Opening);
         let config = self.volume.config();
+        // What waits for copies is written once they are there.
+        let waits = || matches!(self.volume.trouble(), Some((Trouble::CopiesTooFew, _)));
+        let refuses = matches!(self.volume.state(), State::ReadOnly | State::Inconsistent);
         Terms {
             serves: is_open && !is_leaving && self.departing.is_none(),
             bytes: config.bytes,
             discards: config.discard == Discard::Pass,
             read_only: self.backend.capabilities().read_only
                 || config.policy == Policy::ReadOnly
-                || matches!(self.volume.state(), State::ReadOnly | State::Inconsistent),
+                || (refuses && !waits()),
         }
     }
 

@@ -291,14 +291,9 @@ impl Participant {
 
     /// Begin the reads that there is memory for.
     fn start_reads(&mut self) {
-        while let Some((piece, offset, buf, decrypt)) = self.reads.next(&self.replica) {
+        while let Some((piece, offset, buf)) = self.reads.next(&self.replica) {
             let token = self.begin(Operation::Read { piece });
-            self.acts.push(Act::Read {
-                token,
-                offset,
-                buf,
-                decrypt,
-            });
+            self.acts.push(Act::Read { token, offset, buf });
         }
     }
 

@@ -3,7 +3,11 @@
 //!
 //! A span is read in pieces, since a buffer has a largest size. What was read counts only if the log still has the span then:
 //! its place may have been written over.
+//!
+//! Spans of a log that is encrypted go to others as they are on the medium, and are decrypted here only to see whether they
+//! are whole.
 
+use alloc::borrow::Cow;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,6 +15,7 @@ use alloc::vec::Vec;
 use slab::Slab;
 
 use crate::base::buf::{Buf, BufMut, Pool};
+use crate::base::cipher::LogKeys;
 use crate::base::error::IoError;
 use crate::base::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
 use crate::format::{LOG_HEADER_BLOCKS, SpanHeader, block_checksum};
@@ -64,7 +69,7 @@ struct Verify {
 pub(super) struct SpanReads {
     pool: Arc<Pool>,
     ring_blocks: u64,
-    is_encrypted: bool,
+    keys: Option<Arc<dyn LogKeys>>,
     wanted: VecDeque<(Purpose, SpanId)>,
     reading: Slab<Reading>,
     verify: Option<Verify>,
@@ -75,9 +80,9 @@ pub(super) struct SpanReads {
 pub(super) type Read = (Purpose, SpanId, Option<Vec<Buf>>);
 
 impl SpanReads {
-    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64, is_encrypted: bool) -> Self {
+    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64, keys: Option<Arc<dyn LogKeys>>) -> Self {
         Self {
-            is_encrypted,
+            keys,
             pool,
             ring_blocks,
             wanted: VecDeque::new(),
@@ -101,6 +106,19 @@ impl SpanReads {
     pub(super) fn position_at(&self, block: u64, tail: u64) -> u64 {
         let (block, begin) = (block % self.ring_blocks, tail % self.ring_blocks);
         tail + (block + self.ring_blocks - begin) % self.ring_blocks
+    }
+
+    /// Blocks of the ring, the first of which lies at this offset, as they were before they were encrypted.
+    pub(super) fn in_the_clear<'a>(&self, offset: u64, blocks: &'a [u8]) -> Cow<'a, [u8]> {
+        let Some(keys) = &self.keys else {
+            return Cow::Borrowed(blocks);
+        };
+        let mut clear = blocks.to_vec();
+        let numbers = offset / BLOCK_BYTES as u64..;
+        for (number, block) in numbers.zip(clear.chunks_exact_mut(BLOCK_BYTES)) {
+            keys.decrypt(number, block);
+        }
+        Cow::Owned(clear)
     }
 
     /// Read a span.
@@ -148,8 +166,8 @@ impl SpanReads {
         })
     }
 
-    /// The next piece to read: where, into what, and whether in the clear.
-    pub(super) fn next(&mut self, log: &Replica) -> Option<(Piece, u64, BufMut, bool)> {
+    /// The next piece to read: where, and into what.
+    pub(super) fn next(&mut self, log: &Replica) -> Option<(Piece, u64, BufMut)> {
         self.is_starved = false;
         let unbegun = |(_, one): &(usize, &Reading)| one.begun < one.pieces.len();
         let read = match self.reading.iter().find(unbegun) {
@@ -165,9 +183,8 @@ impl SpanReads {
             return None;
         };
         let offset = self.offset_of(&reading.span) + (first * BLOCK_BYTES) as u64;
-        let is_clear = reading.purpose == Purpose::Verify;
         self.reading[read].begun += 1;
-        Some((Piece { read, index }, offset, buf, is_clear))
+        Some((Piece { read, index }, offset, buf))
     }
 
     fn begin(&mut self, log: &Replica) -> Option<usize> {
@@ -219,18 +236,48 @@ impl SpanReads {
         } = self.reading.remove(piece.read);
         let is_there = log.span_after(span.end.position - 1) == Some(span);
         let data: Option<Vec<Buf>> = pieces.into_iter().collect();
+        // What rots here must not be taken for the log elsewhere.
+        let data = data.filter(|data| !has_failed && self.is_whole(&span, data));
         if purpose == Purpose::Verify
             && let Some(verify) = &mut self.verify
         {
             verify.is_reading = false;
             verify.next = span.end.position;
-            let is_good = data.as_ref().is_some_and(|data| is_whole(&span, data));
-            verify.is_bad |= is_there && !is_good;
+            verify.is_bad |= is_there && data.is_none();
         }
-        // What rots here must not be taken for the log elsewhere; of an encrypted log the one who takes it has to see that.
-        let is_sound = |data: &Vec<Buf>| self.is_encrypted || is_whole(&span, data);
-        let is_given = is_there && !has_failed && data.as_ref().is_some_and(is_sound);
-        Some((purpose, span, data.filter(|_| is_given)))
+        Some((purpose, span, data.filter(|_| is_there)))
+    }
+
+    /// Whether blocks as they are on the medium are those of a span, all of them as they were sealed.
+    pub(super) fn is_whole(&self, span: &SpanId, data: &[Buf]) -> bool {
+        let offset = self.offset_of(span);
+        let blocks = data.iter().flat_map(|part| part.chunks_exact(BLOCK_BYTES));
+        let Some(first) = blocks.clone().next() else {
+            return false;
+        };
+        let Ok(header) = SpanHeader::peek(&self.in_the_clear(offset, first)) else {
+            return false;
+        };
+        let control_blocks = usize::from(header.control_blocks.get());
+        let control: Vec<u8> = blocks
+            .clone()
+            .take(control_blocks)
+            .flatten()
+            .copied()
+            .collect();
+        let control = self.in_the_clear(offset, &control);
+        let is_it =
+            header.checksum.get() == span.end.chain && header.chain.get() == span.start.chain;
+        if !is_it || SpanHeader::verify(&control).is_err() {
+            return false;
+        }
+        let checksums = stored_checksums(&control, &header);
+        let offsets = (offset..).step_by(BLOCK_BYTES);
+        let blocks = offsets.zip(blocks).skip(control_blocks);
+        blocks.clone().count() == checksums.len()
+            && blocks.zip(&checksums).all(|((at, block), checksum)| {
+                block_checksum(&self.in_the_clear(at, block)) == *checksum
+            })
     }
 }
 
@@ -238,29 +285,4 @@ impl SpanReads {
 fn next_of(verify: &Verify, log: &Replica) -> Option<SpanId> {
     let next = log.span_after(verify.next)?;
     (next.end.position <= verify.up_to).then_some(next)
-}
-
-/// Whether blocks in the clear are those of a span, all of them as they were sealed.
-pub(super) fn is_whole(span: &SpanId, data: &[Buf]) -> bool {
-    let Some(first) = data.first() else {
-        return false;
-    };
-    let Ok(header) = SpanHeader::peek(first) else {
-        return false;
-    };
-    let control_bytes = usize::from(header.control_blocks.get()) * BLOCK_BYTES;
-    let Some(control) = first.get(..control_bytes) else {
-        return false;
-    };
-    let is_it = header.checksum.get() == span.end.chain && header.chain.get() == span.start.chain;
-    if !is_it || SpanHeader::verify(control).is_err() {
-        return false;
-    }
-    let checksums = stored_checksums(control, &header);
-    let blocks = data.iter().flat_map(|part| part.chunks_exact(BLOCK_BYTES));
-    let blocks = blocks.skip(control_bytes / BLOCK_BYTES);
-    blocks.clone().count() == checksums.len()
-        && blocks
-            .zip(&checksums)
-            .all(|(block, checksum)| block_checksum(block) == *checksum)
 }

@@ -10,13 +10,11 @@
 //! 1. Each repair ends, whether it helped or not: after [`Repairs::deadline`], or when the part ends.
 //! 2. Only the blocks that were asked for are written: who stands on the log keeps their places from being used again, and
 //!    those of no others.
-//! 3. What a member sends is written only if it is the span, whole, by its checksums. Of an encrypted log the reader sees
-//!    that, as it does of anything it reads.
+//! 3. What a member sends is written only if it is the span, whole, by its checksums.
 
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::reads::is_whole;
 use super::{Act, Operation, Part, Participant};
 use crate::base::buf::Buf;
 use crate::base::io::{Nanos, Token};
@@ -156,8 +154,7 @@ impl Participant {
         let Some(mut repair) = self.repairs.take(from, span) else {
             return;
         };
-        let is_plain = self.superblocks.last().data_key == [0; 16];
-        let is_good = self.is_its_data(span, data) && (!is_plain || is_whole(span, data));
+        let is_good = self.is_its_data(span, data) && self.reads.is_whole(span, data);
         // What rots at the writing end must not take the place of anything.
         let is_live = self.replica.span_after(span.end.position - 1) == Some(*span);
         if !is_good || !is_live || self.has_failed {

@@ -9,6 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
+use crate::base::cipher::{BlockCipher, TAG_BYTES};
 use crate::base::io::SectorRange;
 use crate::base::limits::{BLOCK_SECTORS, LOG_BYTES_MIN};
 use crate::format::{EntryKind, LOG_HEADER_BLOCKS, Membership};
@@ -21,6 +22,48 @@ use crate::replication::record::{AckLevel, Config, Nodes, Seat};
 const VOLUME: [u8; 16] = [7; 16];
 const LOG: u64 = 99;
 const REGION_BYTES: u64 = LOG_BYTES_MIN + LOG_HEADER_BLOCKS * BLOCK_BYTES as u64;
+
+/// Adds the number of a block and its place to each byte.
+#[derive(Debug)]
+struct Toy;
+
+impl BlockCipher for Toy {
+    fn encrypt(&self, number: u64, block: &mut [u8]) {
+        for (place, byte) in block.iter_mut().enumerate() {
+            *byte = byte.wrapping_add(number as u8 ^ 0x5a).rotate_left(3) ^ place as u8;
+        }
+    }
+
+    fn decrypt(&self, number: u64, block: &mut [u8]) {
+        for (place, byte) in block.iter_mut().enumerate() {
+            *byte = (*byte ^ place as u8)
+                .rotate_right(3)
+                .wrapping_sub(number as u8 ^ 0x5a);
+        }
+    }
+}
+
+impl Authenticator for Toy {
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        let sum = bytes.iter().fold(1_u64, |sum, byte| {
+            (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        [sum.to_le_bytes(), [5; 8]]
+            .concat()
+            .try_into()
+            .expect("sixteen bytes")
+    }
+}
+
+/// Do something with each block of the ring among these, and its number.
+fn each_block(offset: u64, bytes: &mut [u8], call: impl Fn(u64, &mut [u8])) {
+    let first = offset / BLOCK_BYTES as u64;
+    for (number, block) in (first..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+        if number >= LOG_HEADER_BLOCKS {
+            call(number, block);
+        }
+    }
+}
 
 /// What stands on a log: it writes spans, and knows what has ended.
 struct Writer {
@@ -60,6 +103,7 @@ struct Net {
     /// Pairs whose link takes nothing at present, leader first.
     full: BTreeSet<(Member, Member)>,
     pool: Arc<Pool>,
+    is_encrypted: bool,
     sent: usize,
     /// Repairs that have ended.
     repaired: Vec<Token>,
@@ -79,14 +123,30 @@ fn times() -> Times {
     Times::default()
 }
 
+/// Whether a copy's superblocks name a key.
+fn is_encrypted(disk: &[u8]) -> bool {
+    let blocks = disk.chunks_exact(BLOCK_BYTES).take(2);
+    let mut found = blocks.filter_map(|block| LogSuperblock::parse(block).ok());
+    found.any(|superblock| superblock.data_key != [0; 16])
+}
+
 /// Replay a copy.
 fn replay(disk: &[u8], pool: &Arc<Pool>) -> (WriteLog, Found) {
     let mut replay = Replay::new(VOLUME, disk.len() as u64);
+    let is_encrypted = is_encrypted(disk);
+    if is_encrypted {
+        replay.authenticate(Arc::new(Toy));
+    }
     let (mut spans, mut is_done) = (Vec::new(), false);
     while let Some(mut read) = replay.next_read(pool) {
         let at = read.offset as usize;
         let bytes = read.buf.len();
         read.buf.copy_from_slice(&disk[at..at + bytes]);
+        if is_encrypted {
+            each_block(read.offset, &mut read.buf, |number, block| {
+                Toy.decrypt(number, block);
+            });
+        }
         let result = replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
             Replayed::Span(span) => spans.push(SpanId::from(span)),
             Replayed::Done => is_done = true,
@@ -140,6 +200,10 @@ impl Writer {
 impl Net {
     /// So many nodes, of which the first one has a log of its own, and the others are to join.
     fn new(count: u16, ack: AckLevel) -> Self {
+        Self::made(count, ack, false)
+    }
+
+    fn made(count: u16, ack: AckLevel, is_encrypted: bool) -> Self {
         let pool = Pool::new(64 << 20);
         let first = Member(0);
         let config = Config {
@@ -166,7 +230,10 @@ impl Net {
                 joined: u64::from(is_whole),
                 is_whole,
             });
-            superblock.seal();
+            if is_encrypted {
+                superblock.data_key = [6; 16];
+            }
+            superblock.seal_with(is_encrypted.then_some(&Toy as &dyn Authenticator));
             disk[..BLOCK_BYTES].copy_from_slice(zerocopy::IntoBytes::as_bytes(&superblock));
             Node {
                 disk,
@@ -185,6 +252,7 @@ impl Net {
             connected: BTreeSet::new(),
             full: BTreeSet::new(),
             pool,
+            is_encrypted,
             sent: 0,
             repaired: Vec::new(),
             slow: None,
@@ -199,7 +267,11 @@ impl Net {
 
     /// Three nodes that have a copy each, with the first one as the primary.
     fn healthy(ack: AckLevel) -> Self {
-        let mut net = Self::new(3, ack);
+        Self::new(3, ack).brought_up()
+    }
+
+    fn brought_up(self) -> Self {
+        let mut net = self;
         net.take(Member(0));
         net.settle();
         assert_eq!(net.record.config.members.count(), 3, "{:?}", net.record);
@@ -223,7 +295,8 @@ impl Net {
         let pool = Arc::clone(&self.pool);
         let node = self.node(member);
         let (_, found) = replay(&node.disk, &pool);
-        let mut participant = Participant::new(member, found, None, pool, times());
+        let keys = is_encrypted(&node.disk).then(|| Arc::new(Toy) as Arc<dyn LogKeys>);
+        let mut participant = Participant::new(member, found, keys, pool, times());
         let (now, record) = (self.now, self.record.clone());
         participant.see(now, &record);
         self.node(member).participant = Some(participant);
@@ -504,10 +577,27 @@ impl Net {
         log.seal(now);
         while let Some(write) = self.writer(member).log.next_write(8) {
             let token = self.writer(member).token(Some(write.end));
+            let data = self.encrypted(write.offset, &write.data);
             let participant = self.participant(member);
             participant.announce(token, write.offset, &write.data);
-            participant.write(now, token, write.data, None);
+            participant.write(now, token, data, None);
         }
+    }
+
+    /// What a driver makes of a write to the ring.
+    fn encrypted(&self, offset: u64, data: &[Buf]) -> Vec<Buf> {
+        if !self.is_encrypted {
+            return data.to_vec();
+        }
+        let mut at = offset;
+        let parts = data.iter().map(|part| {
+            let mut buf = self.pool.alloc(part.len()).unwrap();
+            buf.copy_from_slice(part);
+            each_block(at, &mut buf, |number, block| Toy.encrypt(number, block));
+            at += part.len() as u64;
+            buf.freeze()
+        });
+        parts.collect()
     }
 
     /// Have all that is committed retired.
@@ -531,7 +621,13 @@ impl Net {
         let (log, found) = replay(&node.disk, &pool);
         let at = |span: &SpanId| {
             let (offset, _) = log.locate(span.end.position - 1);
-            node.disk[offset as usize]
+            let mut block = node.disk[offset as usize..][..BLOCK_BYTES].to_vec();
+            if is_encrypted(&node.disk) {
+                each_block(offset, &mut block, |number, block| {
+                    Toy.decrypt(number, block);
+                });
+            }
+            block[0]
         };
         found.spans.iter().map(at).collect()
     }
@@ -783,6 +879,76 @@ fn joiner_whose_medium_spoils_what_it_is_given_does_not_become_a_member() {
     net.pass(70_000);
     assert_eq!(net.record.config.members.count(), 2);
     assert_eq!(net.bytes(Member(1)), [171; 6]);
+}
+
+#[test]
+fn log_that_is_encrypted_is_the_same_everywhere_and_rot_of_it_goes_nowhere() {
+    let mut net = Net::made(3, AckLevel::All, true).brought_up();
+    net.write(Member(0), 1, 1);
+    net.settle();
+    net.kill(Member(2));
+    net.pass(5_000);
+    net.write(Member(0), 3, 2);
+    net.settle();
+    let ring = LOG_HEADER_BLOCKS as usize * BLOCK_BYTES;
+    assert!(net.nodes[0].disk[ring..] == net.nodes[1].disk[ring..]);
+    // What the last one lacks rots at the primary, in a block that is no head.
+    let head = net.participant(Member(0)).replica.head();
+    let at = net
+        .participant(Member(0))
+        .reads
+        .offset_at(head.position - 1) as usize;
+    net.nodes[0].disk[at] ^= 1;
+    net.start(Member(2));
+    net.pass(5_000);
+    assert_eq!(net.record.config.members.count(), 2, "{:?}", net.record);
+    assert_eq!(net.bytes(Member(2)), [1]);
+    // Who takes over has it whole, and gives it.
+    net.kill(Member(0));
+    net.take(Member(1));
+    net.pass(8_000);
+    assert!(
+        net.record.config.members.contains(Member(2)),
+        "{:?}",
+        net.record
+    );
+    assert_eq!(net.bytes(Member(2)), [1, 2]);
+}
+
+#[test]
+fn head_that_does_not_decrypt_to_the_span_is_not_taken() {
+    let mut net = Net::made(3, AckLevel::All, true).brought_up();
+    net.write(Member(0), 1, 1);
+    net.settle();
+    let before = net.nodes[1].disk.clone();
+    // The span is the next one in all that is said of it, but its blocks are not encrypted.
+    let (now, epoch) = (net.now, net.record.epoch);
+    net.full.extend([1, 2].map(|to| (Member(0), Member(to))));
+    net.write(Member(0), 1, 2);
+    let (_, message, data) = net.participant(Member(0)).next_send(Member(1)).unwrap();
+    let (message, data) = (message.clone(), data.to_vec());
+    let Message::Append(span) = message else {
+        panic!("{message:?}");
+    };
+    let mut offset = net.participant(Member(0)).reads.offset_of(&span);
+    let mut clear = Vec::new();
+    for part in &data {
+        let mut buf = net.pool.alloc(part.len()).unwrap();
+        buf.copy_from_slice(part);
+        each_block(offset, &mut buf, |number, block| Toy.decrypt(number, block));
+        offset += part.len() as u64;
+        clear.push(buf.freeze());
+    }
+    let participant = net.participant(Member(1));
+    participant.receive(now, Member(0), epoch, &message, clear);
+    let acts = participant.take_acts();
+    assert!(matches!(acts[..], [Act::Drop(Member(0))]), "{acts:?}");
+    assert!(net.nodes[1].disk == before);
+    // As it was sent it is taken.
+    let participant = net.participant(Member(1));
+    participant.receive(now, Member(0), epoch, &message, data);
+    let acts = participant.take_acts();
+    assert!(matches!(acts[..], [Act::Write { .. }]), "{acts:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use hdcs_core::base::error::{IoError, RequestError};
 use hdcs_core::base::io::{Completion, Done, Nanos, Reply, Request, RequestId, SectorRange, Token};
-use hdcs_core::volume::{Event, Persist, State, Trouble, WhenFull};
+use hdcs_core::volume::{Copies, Event, Persist, State, Trouble, WhenFull};
 use hdcs_kit::volume::World;
 
 const BLOCK: SectorRange = SectorRange::new(8, 8);
@@ -207,4 +207,34 @@ fn destage_that_failed_asks_for_a_poll_when_it_is_to_go_on() {
     world.now = at;
     world.step(Event::Poll);
     assert_eq!(world.backend_silent.as_ref().map(Vec::len), Some(1));
+}
+
+#[test]
+fn copies_that_are_missing_show_and_too_few_of_them_more_than_what_waits_for_them() {
+    let mut world = World::new(Persist::OnWrite);
+    let second = |count| Nanos::from_millis(count * 1000);
+    let shown = |world: &World| {
+        (
+            world.volume.state(),
+            world.volume.trouble().map(|(what, _)| what),
+        )
+    };
+    world.volume.set_copies(Copies::Short, second(1));
+    assert_eq!(shown(&world), (State::Degraded, Some(Trouble::CopiesShort)));
+    // What is written waits for copies, and the log looks silent.
+    world.volume.set_copies(Copies::TooFew, second(2));
+    world.log_silent = Some(Vec::new());
+    send_write(&mut world, 1, 1);
+    world.now = world.now.plus(second(3600));
+    world.step(Event::Poll);
+    assert_eq!(
+        shown(&world),
+        (State::ReadOnly, Some(Trouble::CopiesTooFew))
+    );
+    assert!(world.replies.is_empty());
+    let token = world.log_silent.take().expect("set").remove(0);
+    world.volume.set_copies(Copies::All, second(3));
+    answer(&mut world, token, Ok(Done::Written));
+    assert_eq!(shown(&world), (State::Healthy, None));
+    assert_eq!(world.replies.len(), 1);
 }

@@ -184,7 +184,10 @@ fn old_records_go_but_the_last_few() {
         written(&store, spec.uuid, &last);
     }
     let names = names_in(&root.path().join(spec.uuid.to_string())).unwrap();
-    let revisions: BTreeSet<_> = names.iter().filter_map(|name| revision_of(name)).collect();
+    let revisions: BTreeSet<_> = names
+        .iter()
+        .filter_map(|name| revision_of(name, RECORDS))
+        .collect();
     assert_eq!(revisions, (21 - KEPT..=21).collect());
     assert_eq!(store.read(spec.uuid).unwrap(), Some(last));
 }
@@ -322,14 +325,70 @@ fn group_is_made_once_and_removed_as_a_whole() {
     let (root, store, spec) = made();
     let again = store.create(&spec, &first());
     assert!(matches!(again, Err(StoreError::Exists { .. })), "{again:?}");
-    store.remove(spec.uuid).unwrap();
-    store.remove(spec.uuid).unwrap();
+    assert_eq!(store.removed(spec.uuid).unwrap(), None);
+    assert!(store.remove(spec.uuid, None).unwrap());
+    assert!(store.remove(spec.uuid, Some(B)).unwrap());
+    let all = store.all().unwrap();
+    assert!(all.groups.is_empty());
+    assert!(
+        !all.removed[&spec.uuid].is_kept_by(B),
+        "the first one counts"
+    );
+    let refused = store.propose(spec.uuid, &first().taking(B));
+    assert!(matches!(refused, Proposed::Unknown(_)), "{refused:?}");
+    assert!(store.change(&spec.changed(&spec.entry(1))).is_err());
+    // It is there until each of its nodes has let go, the joiner among them.
+    for node in [A, C, C] {
+        RecordStore::new(root.path(), node).gone(spec.uuid).unwrap();
+        assert!(store.removed(spec.uuid).unwrap().is_some());
+    }
+    RecordStore::new(root.path(), B).gone(spec.uuid).unwrap();
     assert_eq!(store.read(spec.uuid).unwrap(), None);
     assert_eq!(store.spec(spec.uuid).unwrap(), None);
     assert!(store.list().unwrap().is_empty());
-    let gone = store.propose(spec.uuid, &first().taking(B));
-    assert!(matches!(gone, Proposed::Unknown(_)), "{gone:?}");
+    store.gone(spec.uuid).unwrap();
+    assert!(!store.remove(spec.uuid, None).unwrap());
     assert_eq!(left_in_tmp(root.path()), 0);
+}
+
+#[test]
+fn spec_of_a_revision_is_written_once_and_the_newest_counts() {
+    let (root, store, spec) = made();
+    let mut entry = spec.entry(1);
+    entry.bytes *= 2;
+    let next = spec.changed(&entry);
+    entry.bytes *= 2;
+    let other = spec.changed(&entry);
+    assert!(store.change(&next).unwrap());
+    assert!(store.change(&next).unwrap(), "it was written");
+    assert!(
+        !store.change(&other).unwrap(),
+        "who made it of the one before has lost"
+    );
+    let elsewhere = RecordStore::new(root.path(), B);
+    assert_eq!(elsewhere.spec(spec.uuid).unwrap(), Some(next.clone()));
+    let mut last = next;
+    for _ in 0..2 * KEPT {
+        entry.bytes += 4096;
+        last = last.changed(&entry);
+        assert!(elsewhere.change(&last).unwrap());
+    }
+    assert_eq!(store.spec(spec.uuid).unwrap(), Some(last.clone()));
+    assert_eq!(store.read(spec.uuid).unwrap(), Some(first()));
+    let path = store
+        .directory(spec.uuid)
+        .join(name_of(SPECS, last.revision));
+    fs::write(&path, "{").unwrap();
+    let error = store.spec(spec.uuid).unwrap_err().to_string();
+    assert!(error.contains(path.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn group_whose_removal_cannot_be_read_is_an_error_and_not_removed() {
+    let (_root, store, spec) = made();
+    fs::write(store.directory(spec.uuid).join(REMOVED_FILE), "{").unwrap();
+    let all = store.all().unwrap();
+    assert!(all.removed.is_empty() && all.groups[&spec.uuid].is_err());
 }
 
 #[test]
@@ -380,6 +439,6 @@ fn names_that_are_no_groups_are_left_alone() {
         ("record-1.json.tmp", None),
         ("spec.json", None),
     ] {
-        assert_eq!(revision_of(name), revision, "{name}");
+        assert_eq!(revision_of(name, RECORDS), revision, "{name}");
     }
 }

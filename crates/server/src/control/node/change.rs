@@ -8,9 +8,11 @@ use hdcs_api::{
 };
 use hdcs_core::base::io::SectorRange;
 use hdcs_core::base::limits::SECTOR_BYTES;
+use hdcs_core::volume::LogFailure;
 use hdcs_frontend::VolumeNumber;
 
 use super::entries::Catalogue;
+use super::groups::PAST_COPIES;
 use super::home::check_resize;
 use super::open::NotOpen;
 use super::places::refuse_longer_image;
@@ -69,7 +71,9 @@ impl Node {
                 "volume {name}: shard is no setting: use `--shard {value}`"
             )));
         }
-        refuse_with_copies(self, name, "the change")?;
+        if request.shard.is_some() {
+            refuse_with_copies(self, name, "where it is")?;
+        }
         let what = match request.shard {
             Some(ShardChoice::On(_)) => MOVED,
             _ => "changed",
@@ -129,8 +133,13 @@ impl Node {
             .core_config(entry, self.volumes.count(), memory.as_deref())
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
         let settings = self.setup.settings_of(&entry.settings)?;
+        if entry.is_replicated && settings.log_failure == LogFailure::PassThrough {
+            return Err(invalid(format!("volume {name}: {PAST_COPIES}")));
+        }
         let qos = settings.qos();
         let number = VolumeNumber(entry.number);
+        // Whoever takes over knows it before any client sees an effect of it.
+        self.groups.change(entry).await?;
         self.catalogue.update(entry).await?;
         self.volumes.put(entry.clone(), None);
         self.link
@@ -154,7 +163,6 @@ impl Node {
     pub async fn resize(&self, name: &str, request: ResizeVolume) -> Result<Volume, ApiError> {
         check_volume_bytes(request.bytes)
             .map_err(|error| invalid(format!("volume {name}: {error}")))?;
-        refuse_with_copies(self, name, "the size")?;
         let _busy = self.volumes.begin(name, "resized")?;
         let mut entry = self.volumes.entry(name)?;
         if entry.is_read_only() {
@@ -195,14 +203,14 @@ impl Node {
         }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            if let Err(error) = self.catalogue.update(&entry).await {
+            if let Err(error) = self.say_size(&entry).await {
                 // The smaller size may stand there all the same, if only making its name durable failed.
-                self.catalogue.update(&old).await?;
+                self.say_size(&old).await?;
                 return Err(error);
             }
             if let Err(error) = resize.await {
                 if bytes_of(number, &self.link).await == Some(old.bytes) {
-                    self.catalogue.update(&old).await?;
+                    self.say_size(&old).await?;
                 } else {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
@@ -214,7 +222,7 @@ impl Node {
         } else {
             resize.await?;
             // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
-            self.catalogue.update(&entry).await?;
+            self.say_size(&entry).await?;
             let grown = self
                 .link
                 .command(name, "growing it", COMMAND_TIME_MAX, |answer| {
@@ -232,6 +240,12 @@ impl Node {
             pins::apply(&entry, &self.link).await?;
         }
         self.volume(name).await
+    }
+
+    /// Have the catalogue say what size a volume has, and before that other nodes that may have to serve it.
+    async fn say_size(&self, entry: &Entry) -> Result<(), ApiError> {
+        self.groups.change(entry).await?;
+        self.catalogue.update(entry).await
     }
 
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
@@ -259,7 +273,7 @@ impl Node {
             }
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
-            match self.catalogue.update(&entry).await {
+            match self.say_size(&entry).await {
                 Ok(()) => self.volumes.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",

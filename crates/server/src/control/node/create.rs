@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, io};
 
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Volume};
-use hdcs_backend::crypt::Encryption;
+use hdcs_backend::crypt::{Encryption, Unlocked};
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, Found};
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
@@ -142,7 +142,9 @@ impl Node {
                     tracing::debug!("volume {name}: {why}");
                 }
             }
-            self.groups.forget(&entry).await;
+            if let Err(error) = self.groups.remove(&entry, false).await {
+                tracing::warn!("{error}: its group stays");
+            }
             close_copy(self, &entry).await;
             // Nothing was ever written to it; a backend of the user's is not touched.
             self.volumes.remove(name.as_str());
@@ -150,6 +152,7 @@ impl Node {
             forget(&entry, self.setup.layout(), &self.link).await;
             let (layout, of) = (self.setup.layout().clone(), entry.name.clone());
             let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
+            self.groups.gone(&entry).await;
             let rest = removed.err().map_or(String::new(), |error| {
                 format!(" (and what was made could not be removed: {error})")
             });
@@ -500,9 +503,7 @@ fn make(
     if pending.entry().is_replicated {
         begin_group(&mut first_block, true);
     }
-    let unlocked = encryption.as_ref().map(Encryption::unlock).transpose();
-    let unlocked = unlocked
-        .map_err(|error| at_volume(pending.entry().name.as_str(), failed(error.to_string())))?;
+    let unlocked = unlock(encryption.as_ref()).map_err(|error| at_volume(name.as_str(), error))?;
     if let Some(keys) = &unlocked {
         keys.mark(&mut first_block);
     }
@@ -538,6 +539,26 @@ fn begin_group(first_block: &mut [u8; BLOCK_BYTES], is_member: bool) {
     first_block.copy_from_slice(superblock.as_bytes());
 }
 
+/// Unlock the key of a volume that is encrypted. Blocks.
+fn unlock(encryption: Option<&Encryption>) -> Result<Option<Unlocked>, ApiError> {
+    let unlocked = encryption.map(Encryption::unlock).transpose();
+    unlocked.map_err(|error| failed(error.to_string()))
+}
+
+/// The first block of a copy that is to be brought up. Blocks.
+fn first_block_of_copy(
+    entry: &Entry,
+    config: &VolumeConfig,
+    log_number: u64,
+) -> Result<[u8; BLOCK_BYTES], ApiError> {
+    let mut first_block = CoreVolume::format_log(config, log_number);
+    begin_group(&mut first_block, false);
+    if let Some(keys) = unlock(entry.encryption.as_ref())? {
+        keys.mark(&mut first_block);
+    }
+    Ok(first_block)
+}
+
 /// Make the log of a copy anew whose medium was lost. Blocks.
 pub(super) fn make_copy_again(
     layout: &Layout,
@@ -545,8 +566,7 @@ pub(super) fn make_copy_again(
     config: &VolumeConfig,
     log_number: u64,
 ) -> Result<(), ApiError> {
-    let mut first_block = CoreVolume::format_log(config, log_number);
-    begin_group(&mut first_block, false);
+    let first_block = first_block_of_copy(entry, config, log_number)?;
     make_log(&entry.log_path(layout), &entry.log, false, &first_block)
 }
 
@@ -559,9 +579,10 @@ pub(super) fn make_copy(
 ) -> Result<Entry, ApiError> {
     let (name, log) = (entry.name.clone(), entry.log.clone());
     let here = |error: CatalogueError| failed(format!("volume {name}: {error}"));
+    // Who cannot unlock the key has no use for a copy.
+    let first_block = first_block_of_copy(&entry, config, log_number)
+        .map_err(|error| at_volume(name.as_str(), error))?;
     let pending = PendingVolume::begin(layout, entry).map_err(here)?;
-    let mut first_block = CoreVolume::format_log(config, log_number);
-    begin_group(&mut first_block, false);
     make_log(&pending.log_path(), &log, false, &first_block)
         .map_err(|error| at_volume(name.as_str(), error))?;
     pending.commit().map_err(here)

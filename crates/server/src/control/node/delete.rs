@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::open::NotOpen;
 use super::places::{dirty_of_unopened, is_gone, missing_backend, wipe_home, wipe_log};
-use super::replicas::{close_copy, refuse_delete_of_copy};
+use super::replicas::{close_copy, refuse_copy};
 use super::snapshots::{NotKept, give_up_clone, is_free_clone};
 use super::volumes::Volumes;
 use super::{
@@ -270,7 +270,7 @@ pub(super) async fn forget_cached(entry: &Entry, link: &Link) {
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
-        refuse_delete_of_copy(self, name).await?;
+        refuse_copy(self, name, "delete").await?;
         let _busy = self
             .begin_leaving(name, DELETED, options.discard_dirty)
             .await?;
@@ -357,6 +357,12 @@ impl Node {
                 Err(problem) => return Err(did_not_end(name, &problem, leaving, &self.volumes)),
             }
         }
+        if let Found::Entry(entry) = &slot.found
+            && let Err(error) = self.groups.remove(entry, false).await
+        {
+            // With its group there, this node would make its copy anew.
+            return Err(did_not_end(name, &error.message, leaving, &self.volumes));
+        }
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
             forget(entry, self.setup.layout(), &self.link).await;
         }
@@ -384,8 +390,8 @@ impl Node {
             return Err(did_not_end(name, &error, leaving, &self.volumes));
         }
         if let Found::Entry(entry) = &slot.found {
-            self.groups.forget(entry).await;
             close_copy(self, entry).await;
+            self.groups.gone(entry).await;
             let url = entry.backend_url(&layout);
             if let Leaving::Image(_) = leaving {
                 is_removed = remove_data(entry, leaving, self.setup.layout(), &self.volumes)

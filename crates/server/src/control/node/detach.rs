@@ -1,7 +1,8 @@
 //! Detaching a volume: the node forgets it, and leaves its backend, its log and its record alone.
 //!
 //! Its directory moves to `DIR/detached/`. It has a new number there: moved back before a restart, it
-//! is a volume again, and finds nothing in the read cache that its backend may have outlived.
+//! is a volume again, and finds nothing in the read cache that its backend may have outlived. One with copies on other
+//! nodes has none there: they let go of theirs by themselves.
 
 use hdcs_api::{ApiError, DetachOptions, Detached, ErrorKind};
 use hdcs_core::volume::Phase;
@@ -11,7 +12,7 @@ use uuid::Uuid;
 use super::delete::{Leaving, forget_cached};
 use super::open::NotOpen;
 use super::places::dirty_of_unopened;
-use super::replicas::refuse_with_copies;
+use super::replicas::{close_copy, refuse_copy};
 use super::{MOVE_TIME_MAX, Node, at_volume, beside, failed, find, lost, parse_name};
 use crate::catalogue::{self, Entry, Found};
 use crate::data_dir::dirty::Left;
@@ -20,7 +21,7 @@ use crate::shard::command::Command;
 impl Node {
     /// Detach a volume.
     pub async fn detach(&self, name: &str, options: DetachOptions) -> Result<Detached, ApiError> {
-        refuse_with_copies(self, name, "that this node lets go of it")?;
+        refuse_copy(self, name, "detach").await?;
         let _busy = self
             .begin_leaving(name, "detached", options.discard_dirty)
             .await?;
@@ -45,8 +46,19 @@ impl Node {
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
         let layout = self.setup.layout().clone();
         let number = self.catalogue.next_number(name).await?;
+        if let Err(error) = self.groups.remove(&entry, true).await {
+            let why = format!(
+                "detaching it did not end: {}: detach it again",
+                error.message
+            );
+            let what = Leaving::Stays;
+            (self.volumes).put(entry, Some(NotOpen::Leaving { why, what }));
+            return Err(error);
+        }
+        close_copy(self, &entry).await;
         let renumbered = Entry {
             number,
+            is_replicated: false,
             ..entry.clone()
         };
         let target = layout.detached().join(format!("{name}-{}", Uuid::new_v4()));
@@ -63,10 +75,16 @@ impl Node {
                 why: why.clone(),
                 what: Leaving::Stays,
             };
-            self.volumes.put(renumbered, Some(not_open));
+            let is_replicated = entry.is_replicated;
+            let left = Entry {
+                is_replicated,
+                ..renumbered
+            };
+            self.volumes.put(left, Some(not_open));
             return Err(failed(format!("volume {name}: {why}")));
         }
         self.volumes.remove(name);
+        self.groups.gone(&entry).await;
         super::delete::settle(entry.backend_url(&layout)).await;
         self.volumes.explain(name, None);
         self.share_memory().await;

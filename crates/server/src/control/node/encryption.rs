@@ -15,6 +15,7 @@ use hdcs_backend::crypt::wrapped::WrappedKey;
 use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, SnapshotStore};
 
+use super::replicas::refuse_with_copies;
 use super::{Node, at_volume, failed, invalid};
 use crate::catalogue::{self, Entry, VolumeName};
 use crate::data_dir::key::ReplaceError;
@@ -156,6 +157,7 @@ pub(super) async fn plan_encryption(
 impl Node {
     /// Wrap a volume's data key with another key-encryption key.
     pub async fn rotate_key(&self, name: &str, place: KeyPlace) -> Result<Volume, ApiError> {
+        refuse_with_copies(self, name, "the new wrapping of its key")?;
         let _busy = self.volumes.begin(name, "given another key")?;
         let entry = self.volumes.known(name)?;
         let source = parse(&place).map_err(|error| at_volume(name, error))?;

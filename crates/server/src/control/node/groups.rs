@@ -27,6 +27,9 @@ use crate::config::cluster::Cluster;
 
 /// Copies of a log in all.
 const REPLICAS: std::ops::RangeInclusive<u8> = 2..=3;
+/// Why a volume with copies does not go on without its log.
+pub(super) const PAST_COPIES: &str = "`log_failure` is \"pass-through\", which writes past the log, and so past its \
+                                      copies: say log_failure=read-only";
 /// What the first copy says of when it was brought up: it never was.
 const FIRST_JOINED: u64 = 1;
 
@@ -97,15 +100,8 @@ fn check_plan(
             "a volume in storage mode has no copies on other nodes yet: use cache mode".to_owned(),
         );
     }
-    if create.encryption.is_some() {
-        return Err("an encrypted volume has no copies on other nodes yet".to_owned());
-    }
     if settings.log_failure == LogFailure::PassThrough {
-        return Err(
-            "`log_failure` is \"pass-through\", which writes past the log, and so past its copies: say \
-             log_failure=read-only"
-                .to_owned(),
-        );
+        return Err(PAST_COPIES.to_owned());
     }
     match &create.backend {
         None => Err(
@@ -206,14 +202,70 @@ impl Groups {
         made.await.map_err(|error| at_volume(name.as_str(), error))
     }
 
-    /// Forget the group of a volume that is gone.
-    pub async fn forget(&self, entry: &Entry) {
+    /// Have the nodes of a volume's group know its size and its settings, before they could serve it with others. Only
+    /// who serves it asks for that.
+    pub async fn change(&self, entry: &Entry) -> Result<(), ApiError> {
+        if !entry.is_replicated {
+            return Ok(());
+        }
+        let (entry, name) = (entry.clone(), entry.name.clone());
+        let own = self.cluster()?.own.member;
+        let changed = self.ask_store(move |store| {
+            let record = store.read(entry.uuid)?;
+            let is_own = record.is_some_and(|record| record.primary() == Some(own));
+            let Some(spec) = store.spec(entry.uuid)?.filter(|_| is_own) else {
+                return Ok(false);
+            };
+            if !spec.bring(&mut entry.clone()) {
+                return Ok(true);
+            }
+            store.change(&spec.changed(&entry))
+        });
+        if changed
+            .await
+            .map_err(|error| at_volume(name.as_str(), error))?
+        {
+            return Ok(());
+        }
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: another node serves it by now, or has changed it at the same moment: ask the one that \
+                 serves it (`hdcs group show {name}`)"
+            ),
+        ))
+    }
+
+    /// Remove the group of a volume that goes: the other nodes let go of their copies by themselves. That no group is
+    /// found is an error if this node serves it: the records are there, and not to be seen.
+    pub async fn remove(&self, entry: &Entry, is_kept_here: bool) -> Result<(), ApiError> {
+        if !entry.is_replicated {
+            return Ok(());
+        }
+        let keeper = is_kept_here.then_some(self.cluster()?.own.member);
+        let uuid = entry.uuid;
+        let removed = self.ask_store(move |store| store.remove(uuid, keeper));
+        let name = entry.name.as_str();
+        let is_found = removed.await.map_err(|error| at_volume(name, error))?;
+        if is_found || !self.is_served(uuid) {
+            return Ok(());
+        }
+        let records = self.cluster()?.records.display();
+        Err(failed(format!(
+            "volume {name}: no record of its group is in {records}: see that all nodes have the same directory there, and \
+             try again"
+        )))
+    }
+
+    /// This node has nothing of a volume any more whose group was removed.
+    pub async fn gone(&self, entry: &Entry) {
         if !entry.is_replicated {
             return;
         }
         let uuid = entry.uuid;
-        if let Err(error) = self.ask_store(move |store| store.remove(uuid)).await {
-            tracing::warn!("volume {}: its group stays: {error}", entry.name);
+        if let Err(error) = self.ask_store(move |store| store.gone(uuid)).await {
+            // It is tried again at the next look.
+            tracing::debug!("volume {}: {error}", entry.name);
         }
     }
 

@@ -11,6 +11,7 @@
 //! 5. Dirty data is lost only by `discard_dirty`, and the answer says how much it was.
 
 mod change;
+mod copies;
 mod create;
 mod delete;
 mod detach;
@@ -188,7 +189,7 @@ impl Node {
         let replicas = setup.cluster().map(|cluster| {
             let member = cluster.own.member;
             let store = RecordStore::new(&cluster.records, member);
-            Replicas::new(store, member, Arc::clone(&link))
+            Replicas::new(store, member, Arc::clone(&link), Arc::clone(&setup))
         });
         let replication = replicas.clone();
         let replication =

@@ -24,28 +24,33 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hdcs_api::groups::{GroupRole, GroupView, TakeOver};
+use hdcs_api::groups::{GroupOther, GroupOtherState, GroupRole, GroupView, TakeOver, VolumeGroup};
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
+use hdcs_core::replication::group::{CopyState, OtherCopy};
 use hdcs_core::replication::participant::{Role, Status};
-use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::record::{GroupRecord, Phase};
+use hdcs_core::volume::State;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::copies::{follow_spec, let_go, newest_entry};
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
 use super::open::NotOpen;
+use super::setup::Setup;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
-use crate::cluster::records::{Proposed, RecordStore};
+use crate::cluster::records::{Proposed, RecordStore, StoreError};
 use crate::cluster::spec::VolumeSpecFile;
 use crate::control::link::Link;
 use crate::log_limit::LogLimit;
-use crate::shard::command::Command;
+use crate::shard::command::{Command, OpenFailure};
 use crate::shard::groups::{CopySpec, GroupChange, GroupEvent};
 
 /// How often the records are looked at.
@@ -79,7 +84,11 @@ struct Known {
     serving: Serving,
     /// Why the last takeover by this node did not come about, or the volume was not opened after it.
     stopped: Option<String>,
+    /// Why its copy is not open, if that was tried.
+    trouble: Option<String>,
     status: Option<Status>,
+    /// The record that was read last.
+    record: Option<GroupRecord>,
 }
 
 /// See the module.
@@ -90,20 +99,32 @@ struct Inner {
     store: RecordStore,
     me: Member,
     link: Arc<Link>,
+    setup: Arc<Setup>,
     known: Mutex<BTreeMap<Uuid, Known>>,
     faults: Mutex<LogLimit>,
 }
 
 impl Replicas {
     /// Nothing is known yet.
-    pub fn new(store: RecordStore, me: Member, link: Arc<Link>) -> Self {
+    pub fn new(store: RecordStore, me: Member, link: Arc<Link>, setup: Arc<Setup>) -> Self {
         Self(Arc::new(Inner {
             store,
             me,
             link,
+            setup,
             known: Mutex::default(),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
         }))
+    }
+
+    /// Where the records are.
+    pub fn store(&self) -> &RecordStore {
+        &self.0.store
+    }
+
+    /// This node.
+    pub fn me(&self) -> Member {
+        self.0.me
     }
 
     fn with<T>(&self, volume: Uuid, call: impl FnOnce(&mut Known) -> T) -> T {
@@ -200,6 +221,68 @@ impl Replicas {
         self.with(volume, |known| known.status = status);
     }
 
+    fn called(&self, member: Member) -> String {
+        let cluster = self.0.setup.cluster();
+        cluster.map_or_else(|| member.to_string(), |cluster| cluster.called(member))
+    }
+
+    /// The group of a volume in short, if its record was read.
+    pub fn in_short(&self, volume: Uuid) -> Option<VolumeGroup> {
+        let (record, status) =
+            self.with(volume, |known| (known.record.clone(), known.status.clone()));
+        let record = record?;
+        let (Phase::Taking { candidate: lead } | Phase::Serving { primary: lead }) = record.phase;
+        let members = record.config.members.iter();
+        let joiners = record.joiners.iter().copied();
+        Some(VolumeGroup {
+            role: status.map(|status| role(status.role)),
+            primary: self.called(lead),
+            epoch: record.epoch,
+            members: members.map(|member| self.called(member)).collect(),
+            joiners: joiners.map(|member| self.called(member)).collect(),
+            replicas: record.config.replicas,
+        })
+    }
+
+    /// The state of a volume that this node has a copy for and has not open, why it is in that one, and whether it is
+    /// about to serve it.
+    pub fn standing(&self, volume: Uuid) -> (State, String, bool) {
+        let (stopped, trouble, status) = self.with(volume, |known| {
+            let stopped = known.stopped.clone();
+            (stopped, known.trouble.clone(), known.status.clone())
+        });
+        if let Some(trouble) = trouble {
+            let why = format!("this node's copy of its write log is of no use: {trouble}");
+            return (State::Error, why, false);
+        }
+        let Some(status) = status else {
+            let why = "this node's copy of its write log is not open yet";
+            return (State::Error, why.to_owned(), false);
+        };
+        match (status.role, stopped) {
+            (Role::Follows, _) if status.is_whole => {
+                (State::Standby, NotOpen::Copy.to_string(), false)
+            }
+            (Role::Follows, _) => {
+                let why = "this node's copy of its write log is being brought up, and cannot take over before that ends";
+                (State::Inconsistent, why.to_owned(), false)
+            }
+            (_, Some(why)) => {
+                let why = format!("its group is this node's, and it is not served yet: {why}");
+                (State::Error, why, false)
+            }
+            (Role::Takes, None) => {
+                let why = "this node takes its group, and waits for members to answer";
+                (State::Standby, why.to_owned(), true)
+            }
+            (Role::Serves, None) => (
+                State::Standby,
+                "its group is this node's: it is being opened".to_owned(),
+                true,
+            ),
+        }
+    }
+
     /// Wait until this node serves a volume, or cannot.
     pub async fn await_served(&self, name: &str, volume: Uuid) -> Result<(), ApiError> {
         let until = Instant::now() + TAKEOVER_TIME_MAX;
@@ -234,19 +317,34 @@ impl Replicas {
     }
 }
 
+fn role(role: Role) -> GroupRole {
+    match role {
+        Role::Follows => GroupRole::Follows,
+        Role::Takes => GroupRole::Takes,
+        Role::Serves => GroupRole::Serves,
+    }
+}
+
 impl Replication for Replicas {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
         let status = self.with(volume, |known| known.status.clone())?;
-        Some(GroupView {
-            role: match status.role {
-                Role::Follows => GroupRole::Follows,
-                Role::Takes => GroupRole::Takes,
-                Role::Serves => GroupRole::Serves,
+        let other = |other: &OtherCopy| GroupOther {
+            node: self.called(other.member),
+            state: match other.state {
+                CopyState::Away => GroupOtherState::Away,
+                CopyState::Attaching => GroupOtherState::Attaching,
+                CopyState::InStep => GroupOtherState::InStep,
+                CopyState::Joining => GroupOtherState::Joining,
             },
+            durable_blocks: other.durable,
+            behind_bytes: status.head.saturating_sub(other.durable) * BLOCK_BYTES as u64,
+        };
+        Some(GroupView {
+            role: role(status.role),
             head_blocks: status.head,
             durable_blocks: status.durable,
             committed_blocks: status.committed.unwrap_or(0),
-            others: Vec::new(),
+            others: status.others.iter().map(other).collect(),
         })
     }
 
@@ -331,17 +429,21 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
                     called(&node, volume)
                 );
             }
-            GroupChange::Failed(error) => tracing::error!(
-                "volume {}: a write to this node's copy of its log failed ({error}): the copy is left as it is; put \
-                 its device right and restart the daemon",
-                called(&node, volume)
-            ),
+            GroupChange::Failed(error) => {
+                let why = format!(
+                    "a write to this node's copy of its log failed ({error}): the copy is left as it is; put its device \
+                     right and restart the daemon"
+                );
+                tracing::error!("volume {}: {why}", called(&node, volume));
+                replicas.with(volume, |known| known.trouble = Some(why));
+            }
         }
         replicas.look(volume).await;
     }
 }
 
-fn entry_of(node: &Node, volume: Uuid) -> Option<Entry> {
+/// The entry of a volume on this node.
+pub(super) fn entry_of(node: &Node, volume: Uuid) -> Option<Entry> {
     let mut entries = node.volumes.entries().into_iter();
     entries.find(|entry| entry.uuid == volume)
 }
@@ -374,7 +476,11 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
     let began = Instant::now();
     let mut is_said = false;
     loop {
-        let Err(failure) = node.open(&entry, node.volumes.count()).await else {
+        let opened = match newest_entry(node, replicas, entry.clone()).await {
+            Ok(entry) => node.open(&entry, node.volumes.count()).await,
+            Err(error) => Err(OpenFailure::new(Failure::Unreachable, error.message)),
+        };
+        let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");
             return Ok(());
         };
@@ -428,17 +534,22 @@ async fn end_serving(node: &Node, volume: Uuid) {
 }
 
 /// Look at all records: have the copies that this node should have, and tell them.
-async fn look_at_all(node: &Node) {
+async fn look_at_all(node: &Arc<Node>) {
     let Some(replicas) = &node.replicas else {
         return;
     };
     let store = replicas.0.store.clone();
-    let groups = match beside(move || store.groups()).await {
-        Ok(Ok(groups)) => groups,
+    let all = match beside(move || store.all()).await {
+        Ok(Ok(all)) => all,
         Ok(Err(error)) => return replicas.complain(&error.to_string()),
         Err(error) => return replicas.complain(&error.to_string()),
     };
-    for (volume, group) in groups {
+    for (volume, removed) in all.removed {
+        if let Err(error) = let_go(node, replicas, volume, &removed).await {
+            replicas.complain(&error.to_string());
+        }
+    }
+    for (volume, group) in all.groups {
         let (spec, record) = match group {
             Ok(group) => group,
             Err(error) => {
@@ -451,8 +562,10 @@ async fn look_at_all(node: &Node) {
         if !is_mine {
             continue;
         }
+        replicas.with(volume, |known| known.record = Some(record.clone()));
         if let Err(error) = look_at(node, replicas, &spec, &record).await {
             replicas.complain(&format!("volume {}: its copy: {error}", spec.name));
+            replicas.with(volume, |known| known.trouble = Some(error.to_string()));
         }
         replicas.look(volume).await;
     }
@@ -494,8 +607,10 @@ async fn look_at(
         replicas.with(volume, |known| {
             known.is_open = true;
             known.open_at = None;
+            known.trouble = None;
         });
     }
+    follow_spec(node, spec).await?;
     replicas.tell(volume, record);
     let is_forgotten = record.primary() == Some(replicas.0.me)
         && replicas.with(volume, |known| known.epoch < record.epoch);
@@ -540,31 +655,36 @@ pub(super) fn refuse_with_copies(node: &Node, name: &str, what: &str) -> Result<
     Ok(())
 }
 
-/// Refuse to delete a volume that another node serves, or may.
-pub(super) async fn refuse_delete_of_copy(node: &Node, name: &str) -> Result<(), ApiError> {
+/// Refuse to delete or detach a volume that another node serves, or may.
+pub(super) async fn refuse_copy(node: &Node, name: &str, what: &str) -> Result<(), ApiError> {
     let Ok(entry) = node.volumes.known(name) else {
         return Ok(());
     };
     if !entry.is_replicated {
         return Ok(());
     }
-    let refuse = |why: &str| {
+    let refuse = |why: String| {
         let message = format!("volume {name}: {why}");
         Err(ApiError::new(ErrorKind::Conflict, message))
     };
     let Some(replicas) = &node.replicas else {
         return refuse(
-            "it has a group, and this node is in no cluster: give [cluster] in its configuration",
+            "it has a group, and this node is in no cluster: give [cluster] in its configuration"
+                .to_owned(),
         );
     };
     let (store, volume) = (replicas.0.store.clone(), entry.uuid);
-    let record = beside(move || store.read(volume)).await?;
-    match record.map_err(|error| failed(error.to_string()))? {
-        Some(_) if !replicas.may_serve(volume) => refuse(
-            "this node has a copy of its write log, and the volume is another node's: delete it there (`hdcs group show`)",
-        ),
-        _ => Ok(()),
+    let is_there = beside(move || match store.removed(volume)? {
+        Some(_) => Ok(false),
+        None => store.read(volume).map(|record| record.is_some()),
+    });
+    let is_there: Result<bool, StoreError> = is_there.await?;
+    if is_there.map_err(|error| failed(error.to_string()))? && !replicas.may_serve(volume) {
+        return refuse(format!(
+            "this node has a copy of its write log, and the volume is another node's: {what} it there (`hdcs group show`)"
+        ));
     }
+    Ok(())
 }
 
 /// A volume that had copies is deleted: let go of this node's.
@@ -572,13 +692,22 @@ pub(super) async fn close_copy(node: &Node, entry: &Entry) {
     let Some(replicas) = node.replicas.as_ref().filter(|_| entry.is_replicated) else {
         return;
     };
-    let closed = node
-        .link
-        .ask("closing its copy", COMMAND_TIME_MAX, |answer| {
-            Command::CloseCopy(entry.uuid, answer)
-        });
-    if let Err(error) = closed.await {
-        tracing::warn!("volume {}: {error}", entry.name);
+    let until = Instant::now() + COMMAND_TIME_MAX;
+    loop {
+        let closed = node
+            .link
+            .ask("closing its copy", COMMAND_TIME_MAX, |answer| {
+                Command::CloseCopy(entry.uuid, answer)
+            });
+        match closed.await {
+            Ok(()) => break,
+            // Something of it may still be under way on its device.
+            Err(_) if Instant::now() < until => tokio::time::sleep(WATCH_PERIOD).await,
+            Err(error) => {
+                tracing::warn!("volume {}: {error}", entry.name);
+                break;
+            }
+        }
     }
     lock(&replicas.0.known).remove(&entry.uuid);
 }

@@ -9,11 +9,14 @@ use std::time::Duration;
 use hdcs_api::{ApiError, Counters, Memory, Mode, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
-use hdcs_core::volume::{Phase, State};
+use hdcs_core::volume::{Phase, State, Trouble};
 use hdcs_frontend::VolumeNumber;
+use uuid::Uuid;
 
 use super::memory::Totals;
+use super::open::NotOpen;
 use super::record::Asked;
+use super::replicas::Replicas;
 use super::volumes::Slot;
 use super::{Node, find, in_time};
 use crate::catalogue::Found;
@@ -36,6 +39,35 @@ fn allocated_bytes(url: &str) -> Option<u64> {
     let backend = BackendUrl::parse(url).ok()?;
     let found = fs::metadata(backend.place.path()?).ok()?;
     found.is_file().then(|| found.blocks() * STAT_BLOCK_BYTES)
+}
+
+/// What a volume with a group shows of that, and of its copy if that is all that this node has.
+fn show_group(
+    volume: &mut Volume,
+    uuid: Uuid,
+    not_open: Option<&NotOpen>,
+    found: Option<&VolumeReport>,
+    replicas: &Replicas,
+) {
+    volume.group = replicas.in_short(uuid);
+    let trouble = found.and_then(|found| found.trouble);
+    if let (None, Some(NotOpen::Copy)) = (found, not_open) {
+        let (state, why, is_begun) = replicas.standing(uuid);
+        view::state(state).clone_into(&mut volume.state);
+        volume.reason = Some(why);
+        if is_begun {
+            view::phase(Phase::Opening).clone_into(&mut volume.phase);
+        }
+    } else if let (Some((Trouble::CopiesShort | Trouble::CopiesTooFew, _)), Some(group)) =
+        (trouble, &volume.group)
+        && let Some(reason) = &mut volume.reason
+    {
+        *reason += &format!(" (there are those of {}", group.members.join(", "));
+        if !group.joiners.is_empty() {
+            *reason += &format!(", and not those of {}", group.joiners.join(", "));
+        }
+        *reason += ")";
+    }
 }
 
 impl Node {
@@ -113,6 +145,7 @@ impl Node {
             log_bytes: 0,
             log_durability: None,
             encryption: None,
+            group: None,
             pins: Vec::new(),
             pin_trouble: None,
             benefit: None,
@@ -200,6 +233,15 @@ impl Node {
                 ..view::counters(&found.stats, rate)
             });
             volume.latency = Some(view::latencies(found));
+        }
+        if let Some(replicas) = self.replicas.as_ref().filter(|_| entry.is_replicated) {
+            show_group(
+                &mut volume,
+                entry.uuid,
+                slot.not_open.as_ref(),
+                found,
+                replicas,
+            );
         }
         volume
     }

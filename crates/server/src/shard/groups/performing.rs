@@ -57,17 +57,8 @@ impl Groups {
                 data,
                 way,
             } => (copy.device).write_urgently(ring, Owner::Copy(group), token, offset, data, way),
-            Act::Read {
-                token,
-                offset,
-                buf,
-                decrypt,
-            } => {
-                if decrypt && copy.cipher.is_some() {
-                    copy.decrypts.insert(token, offset);
-                }
-                copy.device
-                    .read(ring, Owner::Copy(group), token, offset, buf);
+            Act::Read { token, offset, buf } => {
+                (copy.device).read(ring, Owner::Copy(group), token, offset, buf);
             }
             Act::Ended(completion) => return Some((copy.slot?, Told::Ended(completion))),
             Act::Repaired(token) => {
@@ -176,6 +167,11 @@ fn run_touched(state: &mut ShardState) {
             copy.is_touched = false;
         }
         groups.send(now, group);
+        if let Some((slot, copies)) = groups.copies_of(group)
+            && let Some(served) = state.volumes.get_mut(slot)
+        {
+            served.volume.set_copies(copies, now);
+        }
         let acts = groups.copies.get_mut(group);
         let acts = acts.map_or_else(Vec::new, |copy| copy.participant.take_acts());
         if acts.is_empty() {
@@ -211,13 +207,6 @@ pub fn finished(state: &mut ShardState, group: u32, token: Token, result: Result
         return;
     };
     if let Some(copy) = groups.copies.get_mut(group) {
-        let mut result = result;
-        if let Some(offset) = copy.decrypts.remove(&token)
-            && let Some(cipher) = &copy.cipher
-            && let Ok(Done::Read(buf)) = &mut result
-        {
-            cipher.decrypt(offset, buf);
-        }
         copy.participant.finished(now, token, result);
     }
     groups.touch(group);

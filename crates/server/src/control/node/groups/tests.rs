@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use hdcs_api::groups::{Ack, GroupOther};
+use hdcs_api::groups::{Ack, GroupOther, GroupOtherState};
 use hdcs_api::value::Value;
 use hdcs_core::replication::Point;
 
@@ -72,8 +72,9 @@ impl Replication for FakePath {
             committed_blocks: 10,
             others: vec![GroupOther {
                 node: "b".to_owned(),
-                state: "member".to_owned(),
+                state: GroupOtherState::InStep,
                 durable_blocks: 10,
+                behind_bytes: 20 << 12,
             }],
         })
     }
@@ -174,10 +175,6 @@ fn plan_that_cannot_be_is_refused_with_its_reason() {
             refused(&|create| create.mode = Mode::Storage),
             "storage mode",
         ),
-        (
-            refused(&|create| create.encryption = Some(hdcs_api::KeyPlace::default())),
-            "encrypted",
-        ),
         (refused(&|create| create.backend = None), "give --backend"),
         (
             refused(&|create| create.backend = Some("file:/shared/v.img.hdcs-snap/s".to_owned())),
@@ -256,13 +253,13 @@ async fn group_is_shown_by_the_names_of_nodes_with_what_this_node_sees() {
     assert_eq!(absent.kind, ErrorKind::NotFound);
     // One that cannot be read is listed, and may be any.
     std::fs::write(
-        root.path().join(entry.uuid.to_string()).join("spec.json"),
+        root.path().join(entry.uuid.to_string()).join("spec-1.json"),
         "{",
     )
     .unwrap();
     let listed = groups.list().await.unwrap();
     assert!(
-        listed[0].record.is_none() && listed[0].trouble.as_ref().unwrap().contains("spec.json")
+        listed[0].record.is_none() && listed[0].trouble.as_ref().unwrap().contains("spec-1.json")
     );
     let absent = groups.show("w").await.unwrap_err();
     assert_eq!(absent.kind, ErrorKind::Failed);
@@ -331,13 +328,31 @@ async fn group_is_made_with_its_volume_and_goes_with_it() {
         .unwrap();
     let refused = groups.found(&twin, 78, plan).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
-    groups.forget(&entry).await;
+    // Whoever serves it may change it, and the others know that then.
+    let mut larger = entry.clone();
+    larger.bytes *= 2;
+    groups.change(&larger).await.unwrap();
+    groups.change(&larger).await.unwrap();
+    let spec = store.spec(entry.uuid).unwrap().unwrap();
+    assert_eq!((spec.revision, spec.bytes), (2, larger.bytes));
+    let taking = store.read(entry.uuid).unwrap().unwrap().taking(Member(1));
+    store.propose(entry.uuid, &taking);
+    let refused = groups.change(&entry).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Conflict);
+    groups.remove(&entry, false).await.unwrap();
+    assert_eq!(groups.list().await.unwrap(), []);
+    for node in [1, 2, 3] {
+        let store = RecordStore::new(root.path(), Member(node));
+        assert!(!store.list().unwrap().is_empty());
+        store.gone(entry.uuid).unwrap();
+    }
     assert!(store.list().unwrap().is_empty());
+    groups.gone(&entry).await;
     let alone = Entry {
         is_replicated: false,
         ..entry
     };
-    groups.forget(&alone).await;
+    groups.remove(&alone, false).await.unwrap();
     assert_eq!(groups.list().await.unwrap(), []);
 }
 

@@ -1,0 +1,325 @@
+"""What volumes with copies on several nodes can be and do: encryption, policies, changes, snapshots; and what is seen of
+them."""
+
+import threading
+import time
+
+import pytest
+
+from daemon import DIRTY, refused
+from encryption_cases import encrypted, key_file, marked, marks
+from group_cases import History, create, is_whole, nodes, record
+
+
+def test_encrypted_volume_goes_on_at_another_node_and_no_medium_has_plain_text(tmp_path):
+    key = key_file(tmp_path)
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 500}) as (a, b):
+        create((a, b), tmp_path, *encrypted(key))
+        data = marked(1 << 20, 1)
+        a.write("v", data)
+        history = History(21)
+        history.write(a, 300)
+        assert [marks(daemon.log_of("v")) for daemon in (a, b)] == [0, 0]
+        secret = key.read_text().strip()
+        spec = next((tmp_path / "records").glob("*/spec-1.json")).read_text()
+        assert secret not in spec and "wrapped" in spec
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        # What the other one lacks by now it is sent from the log's medium.
+        history.write(b, 200)
+        a.start()
+        is_whole(b, 2)
+        history.write(b, 100)
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        history.check(a)
+        assert [marks(daemon.log_of("v")) for daemon in (a, b)] == [0, 0]
+        a.stop()
+
+
+def test_copy_of_an_encrypted_volume_is_made_once_its_node_has_the_key(tmp_path):
+    key = key_file(tmp_path)
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 500}) as (a, b):
+        create((a, b), tmp_path, *encrypted(key))
+        history = History(22)
+        history.write(a, 100)
+        b.stop()
+        away = key.rename(tmp_path / "away")
+        b.start()
+        b.tells("its keys: ")
+        # It goes on with those that have the key: the copy without it is left out.
+        history.write(a, 50)
+        assert record(a)["members"] == ["a"]
+        away.rename(key)
+        is_whole(a, 2)
+        history.write(a, 50)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def test_damage_of_an_encrypted_copy_is_found_when_it_is_opened(tmp_path):
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 500}) as (a, b):
+        create((a, b), tmp_path, *encrypted(key_file(tmp_path)))
+        history = History(23)
+        history.write(a, 300)
+        b.kill()
+        log = b.log_of("v")
+        with open(log, "r+b") as file:
+            file.seek(40 * 4096)
+            block = file.read(4096)
+            file.seek(40 * 4096)
+            file.write(bytes(255 - byte for byte in block))
+        b.start()
+        b.tells("its copy: ")
+        b.kill()
+        log.unlink()
+        b.start()
+        is_whole(a, 2)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def states(daemon, name="v"):
+    """What the node has seen its volume go through."""
+    events = daemon.json("events", name)
+    return [event["what"] for event in events if event["kind"] == "state"]
+
+
+def test_states_of_a_volume_and_its_copies_are_seen_and_said(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 300}) as (a, b, c):
+        create((a, b, c), tmp_path, ack="majority")
+        for daemon in (b, c):
+            daemon.until(lambda daemon=daemon: daemon.volume("v")["state"] == "standby")
+            assert "takeover" in daemon.volume("v")["reason"]
+            assert daemon.status()["problems"] == []
+        a.until(lambda: a.volume("v")["state"] == "healthy")
+        group = a.volume("v")["group"]
+        assert (group["role"], group["primary"], group["members"]) == ("serves", "a", ["a", "b", "c"])
+        assert "3 of 3: a, b, c; this node serves" in a.ok("volume", "show", "v")
+        History(31).write(a, 50)
+
+        def others():
+            return {one["node"]: one for one in a.json("group", "show", "v")["here"]["others"]}
+        a.until(lambda: [one["state"] for one in others().values()] == ["in-step", "in-step"])
+        a.until(lambda: all(one["behind_bytes"] == 0 for one in others().values()))
+        c.kill()
+        # One copy less is not all well; two less, and writes wait.
+        a.until(lambda: a.volume("v")["state"] == "degraded")
+        assert "not those of c" in a.volume("v")["reason"]
+        a.until(lambda: others()["c"]["state"] == "away")
+        b.kill()
+        client = a.nbd("v")
+        write = client.aio_pwrite(bytes(4096), 0)
+        a.until(lambda: a.volume("v")["state"] == "read-only")
+        assert "fewer nodes have a copy" in a.volume("v")["reason"]
+        assert not client.is_read_only()
+        b.start()
+        c.start()
+        is_whole(a, 3)
+        while not client.aio_command_completed(write):
+            client.poll(-1)
+        client.shutdown()
+        a.until(lambda: a.volume("v")["state"] == "healthy")
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        b.until(lambda: b.volume("v")["state"] == "degraded")
+        c.until(lambda: c.volume("v")["group"]["primary"] == "b")
+        assert c.volume("v")["state"] == "standby"
+        b.until(lambda: any(what.startswith("standby →") for what in states(b)))
+
+
+@pytest.mark.parametrize(
+    "policy, persist, compression",
+    [
+        ("write-back", "on-write", "lz4"),
+        ("write-back", "on-flush", "zstd"),
+        ("write-through", "on-write", "off"),
+        ("write-around", "on-write", "zstd"),
+        ("pass-through", "on-flush", "off"),
+    ],
+)
+def test_policy_loses_nothing_that_was_acknowledged(tmp_path, policy, persist, compression):
+    dirty = [*DIRTY[:-1], persist, "--policy", policy, "--set", f"compression={compression}"]
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path, dirty=dirty)
+        history = History(41)
+        history.write(a, 300)
+        flush(a)
+        if persist == "on-write":
+            writer = threading.Thread(target=history.write_until_it_breaks, args=(a,))
+            writer.start()
+            a.until(lambda: history.writes > 500)
+            a.kill()
+            writer.join()
+        else:
+            a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        settings = b.volume("v")["settings"]
+        assert (settings["policy"], settings["compression"]) == (policy, compression)
+        history.write(b, 100)
+        flush(b)
+        a.start()
+        is_whole(b, 2)
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        history.check(a)
+        a.ok("volume", "flush", "v")
+        history.check(a)
+
+
+def test_policy_that_refuses_writes_goes_on_refusing_them_elsewhere(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(42)
+        history.write(a, 100)
+        a.ok("volume", "set", "v", "policy=read-only")
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        assert b.nbd("v").is_read_only()
+        b.ok("volume", "set", "v", "policy=write-through")
+        history.write(b, 100)
+        history.check(b)
+
+
+def flush(daemon, name="v"):
+    client = daemon.nbd(name)
+    client.flush()
+    client.shutdown()
+
+
+def test_change_of_settings_reaches_whoever_takes_over(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(51)
+        history.write(a, 50)
+        a.ok("volume", "set", "v", "dirty_ratio_max=77")
+        refused(a.cli("volume", "set", "v", "log_failure=pass-through"), 2, "log_failure=read-only")
+        refused(b.cli("volume", "set", "v", "dirty_ratio_max=50"), 1, "does not serve it")
+        b.until(lambda: b.volume("v")["settings"]["dirty_ratio_max"] == 77)
+        # One that is away while something changes knows it before it serves.
+        b.kill()
+        a.until(lambda: record(a)["members"] == ["a"])
+        a.ok("volume", "set", "v", "dirty_ratio_max=66", "policy=write-through")
+        b.start()
+        is_whole(a, 2)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        settings = b.volume("v")["settings"]
+        assert (settings["dirty_ratio_max"], settings["policy"]) == (66, "write-through")
+        history.check(b)
+        a.start()
+        is_whole(b, 2)
+        a.until(lambda: a.volume("v")["settings"]["dirty_ratio_max"] == 66)
+
+
+@pytest.mark.parametrize("kind", ["file", "dir"])
+def test_size_is_the_same_wherever_it_is_served(tmp_path, kind):
+    backend = f"file:{tmp_path}/v.img" if kind == "file" else f"dir:{tmp_path}/objects"
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path, backend=backend)
+        history = History(52)
+        history.write(a, 100)
+        a.ok("volume", "resize", "v", "--size", "32M")
+        a.write("v", b"beyond " * 1024, 20 << 20)
+        refused(b.cli("volume", "resize", "v", "--size", "64M"), 1, "does not serve it")
+        b.until(lambda: b.volume("v")["bytes"] == 32 << 20)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        assert b.read("v", 7, 20 << 20) == b"beyond "
+        history.check(b)
+        # Smaller again: nobody finds what was cut off.
+        b.ok("volume", "resize", "v", "--size", "16M", "--shrink")
+        history.write(b, 50)
+        a.start()
+        is_whole(b, 2)
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        assert a.volume("v")["bytes"] == 16 << 20
+        history.check(a)
+        a.ok("volume", "resize", "v", "--size", "32M")
+        assert a.read("v", 7, 20 << 20) == bytes(7)
+        a.ok("volume", "flush", "v")
+        history.check(a)
+
+
+def test_volume_that_is_detached_is_let_go_of_by_all(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(61)
+        history.write(a, 100)
+        refused(b.cli("volume", "detach", "v"), 1, "detach it there")
+        detached = a.json("volume", "detach", "v")
+        assert detached["dirty_bytes_left"] == 0
+        b.until(lambda: b.json("volume", "list") == [])
+        assert a.json("volume", "list") == [] and a.json("group", "list") == []
+        a.until(lambda: not [one for one in (tmp_path / "records").iterdir() if one.name != "tmp"])
+        # All of it is in the backend, over which there may be a new volume, with copies again.
+        create((a, b), tmp_path)
+        history.check(a)
+
+
+def test_copy_of_a_volume_that_is_deleted_goes_when_its_node_is_back(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        refused(b.cli("volume", "delete", "v", "--discard-dirty"), 1, "delete it there")
+        history = History(62)
+        history.write(a, 50)
+        b.kill()
+        a.ok("volume", "delete", "v", "--discard-dirty")
+        assert a.json("group", "list") == []
+        # That no records are to be seen says nothing: the copy stays.
+        records = (tmp_path / "records").rename(tmp_path / "away")
+        (tmp_path / "records").mkdir()
+        b.start()
+        # It looks several times a second.
+        time.sleep(1)
+        assert b.volume("v")["state"] == "error"
+        b.stop()
+        assert b.log_of("v").exists()
+        for one in (tmp_path / "records").iterdir():
+            one.rmdir()
+        (tmp_path / "records").rmdir()
+        records.rename(tmp_path / "records")
+        b.start()
+        b.until(lambda: b.json("volume", "list") == [])
+        assert not b.log_of("v").exists()
+        b.until(lambda: not [one for one in (tmp_path / "records").iterdir() if one.name != "tmp"])
+        create((a, b), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "dir"])
+def test_snapshots_and_clones_are_there_wherever_it_is_served(tmp_path, kind):
+    backend = f"file:{tmp_path}/v.img" if kind == "file" else f"dir:{tmp_path}/objects/v"
+    copy = ["--copy"] if kind == "file" else []
+    clone = f"file:{tmp_path}/w.img" if kind == "file" else f"dir:{tmp_path}/objects/w"
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path, backend=backend)
+        history = History(71)
+        history.write(a, 200)
+        a.ok("volume", "snapshot", "v", "first", *copy)
+        before = a.read_all("v", 16 << 20)
+        history.write(a, 200)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        listed = b.json("volume", "snapshot", "v", "--list")["snapshots"]
+        assert [one["name"] for one in listed] == ["first"]
+        b.ok("volume", "clone", "v@first", "w", "--backend", clone, *copy)
+        assert b.read_all("w", 16 << 20) == before
+        b.ok("volume", "snapshot", "v", "second", *copy)
+        a.start()
+        is_whole(b, 2)
+        history.write(b, 50)
+        b.ok("volume", "delete", "w")
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        listed = a.json("volume", "snapshot", "v", "--list")["snapshots"]
+        assert [one["name"] for one in listed] == ["first", "second"]
+        for name in ("first", "second"):
+            a.ok("volume", "snapshot", "v", name, "--delete")
+        history.check(a)
