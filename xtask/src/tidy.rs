@@ -178,7 +178,10 @@ fn check_text(name: &str, text: &str, findings: &mut Vec<String>) {
                 ));
             }
         }
-        if ["<<<<<<< ", ">>>>>>> "].iter().any(|mark| line.starts_with(mark)) {
+        if ["<<<<<<< ", ">>>>>>> "]
+            .iter()
+            .any(|mark| line.starts_with(mark))
+        {
             findings.push(format!("{name}:{number}: a merge was left undecided"));
         }
         for path in machine_paths() {

@@ -519,6 +519,10 @@ impl Participant {
     /// A member has nothing to say to what it was asked.
     fn hear_nothing(&mut self, from: Member, question: Question) {
         match question {
+            Question::ReadLog if matches!(self.part, Part::Serves(_)) => {
+                // It has not what is to be repaired, and is in step all the same.
+                self.repairs.give_up_on(from);
+            }
             Question::Attach | Question::Join | Question::Promise | Question::ReadLog => {
                 self.pause(from);
             }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Each repair ends, whether it helped or not: after [`Repairs::deadline`], or when the part ends.
+//! 1. One is asked for at a time, since a member answers one such request at a time. Each ends, whether it helped or not: after [`Repairs::deadline`], or when the part ends.
 //! 2. Only the blocks that were asked for are written: who stands on the log keeps their places from being used again, and
 //!    those of no others.
 //! 3. What a member sends is written only if it is the span, whole, by its checksums.
@@ -23,8 +23,6 @@ use crate::format::LOG_HEADER_BLOCKS;
 use crate::replication::message::Message;
 use crate::replication::{Member, SpanId, Spans};
 
-/// Spans that members are asked for at once.
-const AT_ONCE_MAX: usize = 2;
 /// A member that gives nothing for so long is not waited for.
 const ANSWER_MAX: Nanos = Nanos::from_millis(1_000);
 
@@ -120,23 +118,14 @@ impl Participant {
         let Part::Serves(group) = &self.part else {
             return;
         };
-        let mut index = 0;
-        while let Some(repair) = self
-            .repairs
-            .0
-            .get_mut(index)
-            .filter(|_| index < AT_ONCE_MAX)
-        {
-            if repair.asked.is_some() {
-                index += 1;
-                continue;
-            }
+        let unasked = |repair: &&mut Repair| repair.asked.is_none();
+        while let Some(repair) = self.repairs.0.front_mut().filter(unasked) {
             let mut sources = group.having(repair.span.end.position);
             let next = sources.find(|member| !repair.tried.contains(member));
             let outbox = next.and_then(|member| self.outboxes.get_mut(&member));
             let Some((member, outbox)) = next.zip(outbox) else {
                 let token = repair.token;
-                self.repairs.0.remove(index);
+                self.repairs.0.pop_front();
                 self.acts.push(Act::Repaired(token));
                 continue;
             };
