@@ -95,6 +95,8 @@ struct Copy {
     log: LogName,
     participant: Participant,
     device: Arc<Device>,
+    /// With fewer members writes of the volume wait.
+    copies_min: usize,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
     /// When members that have no such log are asked again.
@@ -204,10 +206,11 @@ impl Groups {
     /// The slot of the volume that stands on a copy, and whether as many nodes have one as should.
     fn copies_of(&self, group: u32) -> Option<(u32, Copies)> {
         let copy = self.copies.get(group)?;
-        let count = copy.participant.copy_count()?;
-        let copies = if count.members < count.least {
+        let config = &copy.participant.record()?.config;
+        let members = config.members.count();
+        let copies = if members < copy.copies_min {
             Copies::TooFew
-        } else if count.members < count.replicas {
+        } else if members < usize::from(config.replicas) {
             Copies::Short
         } else {
             Copies::All
@@ -252,6 +255,7 @@ impl Groups {
             log,
             participant,
             device: opened.device,
+            copies_min: spec.copies_min,
             slot: None,
             again: BTreeMap::new(),
             is_touched: false,
