@@ -20,6 +20,8 @@ def test_encrypted_volume_goes_on_at_another_node_and_no_medium_has_plain_text(t
         history = History(21)
         history.write(a, 300)
         assert [marks(daemon.log_of("v")) for daemon in (a, b)] == [0, 0]
+        other = key_file(tmp_path, "other")
+        refused(a.cli("volume", "rotate-key", "v", "--key-file", other), 1, "other nodes have copies")
         secret = key.read_text().strip()
         spec = next((tmp_path / "records").glob("*/spec-1.json")).read_text()
         assert secret not in spec and "wrapped" in spec
@@ -108,7 +110,7 @@ def test_states_of_a_volume_and_its_copies_are_seen_and_said(tmp_path):
         c.kill()
         # One copy less is not all well; two less, and writes wait.
         a.until(lambda: a.volume("v")["state"] == "degraded")
-        assert "not those of c" in a.volume("v")["reason"]
+        a.until(lambda: "not those of c" in (a.volume("v")["reason"] or ""))
         a.until(lambda: others()["c"]["state"] == "away")
         b.kill()
         client = a.nbd("v")
@@ -197,24 +199,24 @@ def test_change_of_settings_reaches_whoever_takes_over(tmp_path):
         create((a, b), tmp_path)
         history = History(51)
         history.write(a, 50)
-        a.ok("volume", "set", "v", "dirty_ratio_max=77")
-        refused(a.cli("volume", "set", "v", "log_failure=pass-through"), 2, "log_failure=read-only")
         refused(b.cli("volume", "set", "v", "dirty_ratio_max=50"), 1, "does not serve it")
-        b.until(lambda: b.volume("v")["settings"]["dirty_ratio_max"] == 77)
+        a.ok("volume", "set", "v", "dirty_ratio_max=88")
+        refused(a.cli("volume", "set", "v", "log_failure=pass-through"), 2, "log_failure=read-only")
+        b.until(lambda: b.volume("v")["settings"]["dirty_ratio_max"] == 88)
         # One that is away while something changes knows it before it serves.
         b.kill()
         a.until(lambda: record(a)["members"] == ["a"])
-        a.ok("volume", "set", "v", "dirty_ratio_max=66", "policy=write-through")
+        a.ok("volume", "set", "v", "dirty_ratio_max=86", "policy=write-through")
         b.start()
         is_whole(a, 2)
         a.kill()
         b.ok("volume", "takeover", "v")
         settings = b.volume("v")["settings"]
-        assert (settings["dirty_ratio_max"], settings["policy"]) == (66, "write-through")
+        assert (settings["dirty_ratio_max"], settings["policy"]) == (86, "write-through")
         history.check(b)
         a.start()
         is_whole(b, 2)
-        a.until(lambda: a.volume("v")["settings"]["dirty_ratio_max"] == 66)
+        a.until(lambda: a.volume("v")["settings"]["dirty_ratio_max"] == 86)
 
 
 @pytest.mark.parametrize("kind", ["file", "dir"])
@@ -224,13 +226,13 @@ def test_size_is_the_same_wherever_it_is_served(tmp_path, kind):
         create((a, b), tmp_path, backend=backend)
         history = History(52)
         history.write(a, 100)
+        refused(b.cli("volume", "resize", "v", "--size", "64M"), 1, "does not serve it")
         a.ok("volume", "resize", "v", "--size", "32M")
         a.write("v", b"beyond " * 1024, 20 << 20)
-        refused(b.cli("volume", "resize", "v", "--size", "64M"), 1, "does not serve it")
         b.until(lambda: b.volume("v")["bytes"] == 32 << 20)
         a.kill()
         b.ok("volume", "takeover", "v")
-        assert b.read("v", 7, 20 << 20) == b"beyond "
+        assert b.read("v", 512, 20 << 20)[:7] == b"beyond "
         history.check(b)
         # Smaller again: nobody finds what was cut off.
         b.ok("volume", "resize", "v", "--size", "16M", "--shrink")
@@ -242,7 +244,7 @@ def test_size_is_the_same_wherever_it_is_served(tmp_path, kind):
         assert a.volume("v")["bytes"] == 16 << 20
         history.check(a)
         a.ok("volume", "resize", "v", "--size", "32M")
-        assert a.read("v", 7, 20 << 20) == bytes(7)
+        assert a.read("v", 512, 20 << 20) == bytes(512)
         a.ok("volume", "flush", "v")
         history.check(a)
 
@@ -294,9 +296,9 @@ def test_copy_of_a_volume_that_is_deleted_goes_when_its_node_is_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["file", "dir"])
 def test_snapshots_and_clones_are_there_wherever_it_is_served(tmp_path, kind):
-    backend = f"file:{tmp_path}/v.img" if kind == "file" else f"dir:{tmp_path}/objects/v"
+    backend = f"file:{tmp_path}/v.img" if kind == "file" else f"dir:{tmp_path}/v.objects"
     copy = ["--copy"] if kind == "file" else []
-    clone = f"file:{tmp_path}/w.img" if kind == "file" else f"dir:{tmp_path}/objects/w"
+    clone = f"file:{tmp_path}/w.img" if kind == "file" else f"dir:{tmp_path}/w.objects"
     with nodes(tmp_path) as (a, b):
         create((a, b), tmp_path, backend=backend)
         history = History(71)

@@ -3,6 +3,7 @@
 //! docs/openapi.json is generated from these types and the routes. A field is added, never given
 //! another meaning.
 
+mod benefit;
 mod change;
 pub mod events;
 pub mod groups;
@@ -13,6 +14,7 @@ pub mod value;
 
 use std::collections::BTreeMap;
 
+pub use benefit::VolumeBenefit;
 pub use change::{Auto, ResizeVolume, SetVolume, ShardChoice};
 use serde::{Deserialize, Serialize};
 pub use shards::{ShardCounters, SpanCounters};
@@ -654,30 +656,15 @@ pub struct StoreCounters {
     pub trouble: Option<String>,
 }
 
-/// What reading a volume costs, and how the read cache weighs its blocks for it.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
-pub struct VolumeBenefit {
-    /// Mean time of a client's read of one line from the backend, of late; left out before the first.
-    pub miss_us: Option<f64>,
-    /// Mean time of reading one block from the SSD tier, of all volumes.
-    pub ssd_hit_us: Option<f64>,
-    /// How many times as long its blocks in DRAM are held on to as the mean there; 1 within a factor of two.
-    pub dram_weight: f64,
-    /// The same of its lines in the SSD tier.
-    pub ssd_weight: f64,
-}
-
 /// A volume.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
     /// Its name.
     pub name: String,
-    /// `healthy`, `degraded`, `read-only`, `inconsistent`, `standby`: another node serves it, and this one has a whole copy
-    /// of its write log, or `error`.
+    /// `healthy`, `degraded`, `read-only`, `inconsistent`, `standby` (another node serves it) or `error`.
     pub state: String,
-    /// `opening`, `open`, `closing`, `closed`, `failed`, `moving`: it goes to another shard, and is shown as it was before
-    /// that, `waiting`: its backend cannot be reached, or there is too little memory for it, and it is tried again, or `copy`:
-    /// this node has a copy of its write log and does not serve it.
+    /// `opening`, `open`, `closing`, `closed`, `failed`, `copy`: of its log, `moving`: to another shard, shown as before that,
+    /// or `waiting`: its backend cannot be reached, or there is too little memory for it, and it is tried again.
     pub phase: String,
     /// Why it is not `healthy`, and what to do.
     pub reason: Option<String>,

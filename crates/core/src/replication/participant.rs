@@ -261,17 +261,6 @@ pub struct Status {
     pub others: Vec<OtherCopy>,
 }
 
-/// How many copies of a log count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyCount {
-    /// Members, this node among them.
-    pub members: usize,
-    /// How many there should be.
-    pub replicas: usize,
-    /// With fewer nothing is committed.
-    pub least: usize,
-}
-
 /// What a node is in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -398,19 +387,6 @@ impl Participant {
                 Part::Follows | Part::Takes(_) => Vec::new(),
             },
         }
-    }
-
-    /// How many copies count, if this node serves.
-    pub fn copy_count(&self) -> Option<CopyCount> {
-        let Part::Serves(group) = &self.part else {
-            return None;
-        };
-        let config = &group.record().config;
-        Some(CopyCount {
-            members: config.members.count(),
-            replicas: usize::from(config.replicas),
-            least: self.copies_min,
-        })
     }
 
     /// Whether nothing of it is under way on the medium.

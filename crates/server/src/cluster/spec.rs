@@ -101,6 +101,7 @@ impl VolumeSpecFile {
     }
 
     /// The next revision, which says what this entry does of what may change: the size and the settings.
+    #[must_use]
     pub fn changed(&self, entry: &Entry) -> Self {
         Self {
             revision: self.revision + 1,

@@ -106,6 +106,8 @@ struct Copy {
     device: Arc<Device>,
     /// Reads of the volume that wait until what they read was repaired, and where they read.
     repairs: BTreeMap<Token, (u64, BufMut)>,
+    /// With fewer members writes of the volume wait.
+    copies_min: usize,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
     /// When members are met again whose links were broken for its sake.
@@ -232,10 +234,11 @@ impl Groups {
     /// The slot of the volume that stands on a copy, and whether as many nodes have one as should.
     fn copies_of(&self, group: u32) -> Option<(u32, Copies)> {
         let copy = self.copies.get(group)?;
-        let count = copy.participant.copy_count()?;
-        let copies = if count.members < count.least {
+        let config = &copy.participant.record()?.config;
+        let members = config.members.count();
+        let copies = if members < copy.copies_min {
             Copies::TooFew
-        } else if count.members < count.replicas {
+        } else if members < usize::from(config.replicas) {
             Copies::Short
         } else {
             Copies::All
@@ -290,6 +293,7 @@ impl Groups {
             participant,
             device: opened.device,
             repairs: BTreeMap::new(),
+            copies_min: spec.copies_min,
             slot: None,
             again: BTreeMap::new(),
             no_logs: 0,

@@ -58,6 +58,12 @@ async fn set_shard_of_unopened(
     Ok(())
 }
 
+/// Have the catalogue say what size a volume has, and before that other nodes that may have to serve it.
+async fn say_size(node: &Node, entry: &Entry) -> Result<(), ApiError> {
+    node.groups.change(entry).await?;
+    node.catalogue.update(entry).await
+}
+
 impl Node {
     /// Change settings of a volume.
     pub async fn set(&self, name: &str, request: SetVolume) -> Result<Volume, ApiError> {
@@ -203,14 +209,14 @@ impl Node {
         }
         if shrinks {
             entry.pins = pins::without(&entry.pins, entry.bytes, u64::MAX);
-            if let Err(error) = self.say_size(&entry).await {
+            if let Err(error) = say_size(self, &entry).await {
                 // The smaller size may stand there all the same, if only making its name durable failed.
-                self.say_size(&old).await?;
+                say_size(self, &old).await?;
                 return Err(error);
             }
             if let Err(error) = resize.await {
                 if bytes_of(number, &self.link).await == Some(old.bytes) {
-                    self.say_size(&old).await?;
+                    say_size(self, &old).await?;
                 } else {
                     // The volume is that small, and its local store or its object volume may be so by now, or soon: a
                     // store commits a size that it has taken on, however long it was away. One that is not is larger
@@ -222,7 +228,7 @@ impl Node {
         } else {
             resize.await?;
             // Only then may clients write beyond the old end: an opening cuts off what the catalogue does not know of.
-            self.say_size(&entry).await?;
+            say_size(self, &entry).await?;
             let grown = self
                 .link
                 .command(name, "growing it", COMMAND_TIME_MAX, |answer| {
@@ -240,12 +246,6 @@ impl Node {
             pins::apply(&entry, &self.link).await?;
         }
         self.volume(name).await
-    }
-
-    /// Have the catalogue say what size a volume has, and before that other nodes that may have to serve it.
-    async fn say_size(&self, entry: &Entry) -> Result<(), ApiError> {
-        self.groups.change(entry).await?;
-        self.catalogue.update(entry).await
     }
 
     /// Have the catalogue say what size the volumes have: a resize that took longer than anybody waits, or whose end
@@ -273,7 +273,7 @@ impl Node {
             }
             entry.bytes = bytes;
             entry.pins = pins::without(&entry.pins, bytes, u64::MAX);
-            match self.say_size(&entry).await {
+            match say_size(self, &entry).await {
                 Ok(()) => self.volumes.put(entry, None),
                 Err(error) => tracing::warn!(
                     "volume {}: its size of {bytes} bytes cannot be recorded: {error}",

@@ -60,6 +60,7 @@ fn show_group(
         }
     } else if let (Some((Trouble::CopiesShort | Trouble::CopiesTooFew, _)), Some(group)) =
         (trouble, &volume.group)
+        && group.members.len() < usize::from(group.replicas)
         && let Some(reason) = &mut volume.reason
     {
         *reason += &format!(" (there are those of {}", group.members.join(", "));
