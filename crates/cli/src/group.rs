@@ -216,9 +216,15 @@ fn show(group: &Group) -> String {
     );
     for other in here.iter().flat_map(|here| &here.others) {
         let (state, durable) = (&other.state, other.durable_blocks);
+        let resync = other.resync.map(|resync| {
+            let left = resync.seconds_left;
+            let left = left.map_or(String::new(), |seconds| format!(", {seconds} s left"));
+            let speed = resync.bytes_per_second >> 20;
+            format!(", has {} %, {speed} MiB/s{left}", resync.percent)
+        });
         row(
             &format!("  node {}", other.node),
-            format!("{state}, durable {durable}"),
+            format!("{state}, durable {durable}{}", resync.unwrap_or_default()),
         );
     }
     output::trimmed(&table)
@@ -367,6 +373,7 @@ mod tests {
                 node: "b".to_owned(),
                 state: "member".to_owned(),
                 durable_blocks: 105,
+                resync: None,
             }],
         };
         let shown = show(&group(Some(here)));

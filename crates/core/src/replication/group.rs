@@ -48,6 +48,25 @@ enum Link {
     Joining(Step),
 }
 
+/// Where another node stands, as the primary sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It is not reached.
+    Away,
+    /// A member that is asked what it has.
+    Attaches,
+    /// A member that is sent what comes.
+    InStep,
+    /// A joiner whose copy is being cut to what all have.
+    Begins,
+    /// A joiner that takes what it lacks.
+    Streams,
+    /// A joiner that reads back what it has.
+    ReadsBack,
+    /// A joiner that is to become a member.
+    Whole,
+}
+
 /// What is known of another one's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Progress {
@@ -413,6 +432,27 @@ impl Group {
                 Link::InStep => other.durable < head || other.named < self.change.number,
             });
         others.map(|(member, _)| *member)
+    }
+
+    /// How far the others are: where each stands, and up to where it has said that its copy is durable.
+    pub fn progress(&self) -> impl Iterator<Item = (Member, Stage, u64)> {
+        let stage = |link: Link| match link {
+            Link::Away => Stage::Away,
+            Link::Attaching { .. } => Stage::Attaches,
+            Link::InStep => Stage::InStep,
+            Link::Joining(Step::Asks { .. } | Step::Cuts { .. }) => Stage::Begins,
+            Link::Joining(Step::Streams) => Stage::Streams,
+            Link::Joining(Step::Verifies { .. }) => Stage::ReadsBack,
+            Link::Joining(Step::Whole) => Stage::Whole,
+        };
+        let others = self.others.iter();
+        others.map(move |(member, other)| (*member, stage(other.link), other.durable))
+    }
+
+    /// Whether a joiner takes spans that others have had for long.
+    pub fn streams_to(&self, member: Member) -> bool {
+        let other = self.others.get(&member);
+        other.is_some_and(|other| other.link == Link::Joining(Step::Streams))
     }
 
     /// Whether every member is in step, nobody is to join, and no change of the record is wanted.

@@ -27,6 +27,7 @@ mod deadlines;
 mod gate;
 mod going_on;
 mod outbox;
+mod pace;
 mod reads;
 mod standing;
 mod superblocks;
@@ -42,12 +43,13 @@ pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
 use gate::Gate;
 use outbox::Outbox;
+use pace::Pace;
 use reads::SpanReads;
 use slab::Slab;
 use standing::{Announced, Standing};
 use superblocks::Superblocks;
 
-use super::group::Group;
+use super::group::{Group, Stage};
 use super::message::{Message, Question};
 use super::record::{GroupRecord, Phase};
 use super::replica::Replica;
@@ -61,6 +63,8 @@ use crate::base::limits::BLOCK_BYTES;
 use crate::format::{LogSuperblock, SpanHeader};
 use crate::log::replay::SpanFound;
 
+/// How much a joiner is sent in a second beside what is written, unless it is said.
+const RESYNC_BYTES_S: u64 = 64 << 20;
 /// How long a member that had nothing to say is left alone.
 const MEET_PAUSE: Nanos = Nanos::from_millis(500);
 
@@ -213,6 +217,7 @@ pub struct Participant {
     /// Counts outboxes.
     lives: u64,
     gate: Gate,
+    pace: Pace,
     reads: SpanReads,
     operations: Slab<Operation>,
     deadlines: Deadlines,
@@ -240,6 +245,8 @@ pub struct Status {
     pub is_whole: bool,
     /// Who is reached, if this node leads.
     pub links: Vec<Member>,
+    /// If this node serves, where each other one stands, and up to where its copy is durable.
+    pub others: Vec<(Member, Stage, u64)>,
 }
 
 /// What a node is in its group.
@@ -314,6 +321,7 @@ impl Participant {
             outboxes: BTreeMap::new(),
             lives: 0,
             gate: Gate::default(),
+            pace: Pace::new(RESYNC_BYTES_S),
             reads: SpanReads::new(pool, ring_blocks, is_encrypted),
             operations: Slab::new(),
             deadlines: Deadlines::new(times),
@@ -326,6 +334,11 @@ impl Participant {
     pub fn set_copies_min(&mut self, copies_min: usize) {
         self.copies_min = copies_min.max(1);
         self.pump();
+    }
+
+    /// So many bytes in a second a joiner is sent beside what is written.
+    pub fn set_resync_rate(&mut self, bytes_s: u64) {
+        self.pace = Pace::new(bytes_s);
     }
 
     /// What is to be done now, in order.
@@ -355,6 +368,10 @@ impl Participant {
             promised: superblock.promised,
             is_whole: superblock.is_whole,
             links: self.links.iter().copied().collect(),
+            others: match &self.part {
+                Part::Follows | Part::Takes(_) => Vec::new(),
+                Part::Serves(group) => group.progress().collect(),
+            },
         }
     }
 
@@ -750,6 +767,8 @@ impl Participant {
         let is_taken = self.take_span(span, data, way, |replica| replica.append(epoch, span));
         if is_taken {
             self.standing.span(span.end.position, token);
+            let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
+            self.pace.written(self.now, bytes);
         }
         is_taken
     }
@@ -826,7 +845,12 @@ impl Participant {
         let starved = self.reads.is_starved();
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
         let paused = self.paused.values().copied();
-        let others = [self.deadlines.next(), starved, self.gate.next()];
+        let others = [
+            self.deadlines.next(),
+            starved,
+            self.gate.next(),
+            self.pace.next(),
+        ];
         others.into_iter().flatten().chain(paused).min()
     }
 

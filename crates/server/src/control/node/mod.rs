@@ -30,6 +30,7 @@ mod places;
 mod record;
 mod replicas;
 mod report;
+mod resyncs;
 mod scrub;
 mod setup;
 mod snapshots;
@@ -188,7 +189,7 @@ impl Node {
         let replicas = setup.cluster().map(|cluster| {
             let member = cluster.own.member;
             let store = RecordStore::new(&cluster.records, member);
-            Replicas::new(store, member, Arc::clone(&link))
+            Replicas::new(store, cluster.clone(), Arc::clone(&link))
         });
         let replication = replicas.clone();
         let replication =

@@ -39,10 +39,12 @@ use uuid::Uuid;
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
 use super::open::NotOpen;
+use super::resyncs::Resyncs;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
 use crate::cluster::records::{Proposed, RecordStore};
 use crate::cluster::spec::VolumeSpecFile;
+use crate::config::cluster::Cluster;
 use crate::control::link::Link;
 use crate::log_limit::LogLimit;
 use crate::shard::command::Command;
@@ -80,6 +82,7 @@ struct Known {
     /// Why the last takeover by this node did not come about, or the volume was not opened after it.
     stopped: Option<String>,
     status: Option<Status>,
+    resyncs: Resyncs,
 }
 
 /// See the module.
@@ -89,6 +92,7 @@ pub(in crate::control) struct Replicas(Arc<Inner>);
 struct Inner {
     store: RecordStore,
     me: Member,
+    cluster: Cluster,
     link: Arc<Link>,
     known: Mutex<BTreeMap<Uuid, Known>>,
     faults: Mutex<LogLimit>,
@@ -96,10 +100,11 @@ struct Inner {
 
 impl Replicas {
     /// Nothing is known yet.
-    pub fn new(store: RecordStore, me: Member, link: Arc<Link>) -> Self {
+    pub fn new(store: RecordStore, cluster: Cluster, link: Arc<Link>) -> Self {
         Self(Arc::new(Inner {
             store,
-            me,
+            me: cluster.own.member,
+            cluster,
             link,
             known: Mutex::default(),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
@@ -197,7 +202,12 @@ impl Replicas {
                 Command::CopyStatus(volume, answer)
             });
         let status = status.await.ok();
-        self.with(volume, |known| known.status = status);
+        self.with(volume, |known| {
+            if let Some(status) = &status {
+                known.resyncs.look(Instant::now(), status);
+            }
+            known.status = status;
+        });
     }
 
     /// Wait until this node serves a volume, or cannot.
@@ -236,7 +246,16 @@ impl Replicas {
 
 impl Replication for Replicas {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
-        let status = self.with(volume, |known| known.status.clone())?;
+        let cluster = &self.0.cluster;
+        let (status, others) = self.with(volume, |known| {
+            let status = known.status.clone()?;
+            let others = status.others.iter().map(|other| {
+                let name = cluster.called(other.0);
+                known.resyncs.other(&status, name, other)
+            });
+            let others = others.collect();
+            Some((status, others))
+        })?;
         Some(GroupView {
             role: match status.role {
                 Role::Follows => GroupRole::Follows,
@@ -246,7 +265,7 @@ impl Replication for Replicas {
             head_blocks: status.head,
             durable_blocks: status.durable,
             committed_blocks: status.committed.unwrap_or(0),
-            others: Vec::new(),
+            others,
         })
     }
 

@@ -74,6 +74,7 @@ impl Replication for FakePath {
                 node: "b".to_owned(),
                 state: "member".to_owned(),
                 durable_blocks: 10,
+                resync: None,
             }],
         })
     }
