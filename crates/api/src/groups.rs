@@ -161,6 +161,8 @@ pub enum GroupOtherState {
     Attaching,
     /// It is being brought up.
     Joining,
+    /// It has all, and reads that back before it becomes a member.
+    ReadingBack,
     /// The node is not reached.
     Away,
 }
@@ -176,4 +178,21 @@ pub struct GroupOther {
     pub durable_blocks: u64,
     /// How much of the primary's log that copy lacks, as far as that is known.
     pub behind_bytes: u64,
+    /// How its copy is brought up; none: it is not, or that has not begun.
+    #[serde(default)]
+    pub resync: Option<Resync>,
+}
+
+/// How a copy is brought up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Resync {
+    /// How much of the log it has, of 100.
+    #[schema(minimum = 0, maximum = 255)]
+    pub percent: u8,
+    /// What it lacks.
+    pub bytes_left: u64,
+    /// How fast it comes nearer of late.
+    pub bytes_per_second: u64,
+    /// How long it takes at that pace until it has all, without what it reads back then; none: it comes no nearer.
+    pub seconds_left: Option<u64>,
 }

@@ -233,9 +233,19 @@ fn show(group: &Group) -> String {
     );
     for other in here.iter().flat_map(|here| &here.others) {
         let (durable, behind) = (other.durable_blocks, size::show(other.behind_bytes));
+        let resync = other.resync.map(|resync| {
+            let left = resync.seconds_left;
+            let left = left.map_or(String::new(), |seconds| format!(", {seconds} s left"));
+            let speed = size::show(resync.bytes_per_second);
+            format!(", has {} %, {speed}/s{left}", resync.percent)
+        });
         row(
             &format!("  node {}", other.node),
-            format!("{}, durable {durable}, {behind} behind", word(other.state)),
+            format!(
+                "{}, durable {durable}, {behind} behind{}",
+                word(other.state),
+                resync.unwrap_or_default()
+            ),
         );
     }
     output::trimmed(&table)
@@ -387,6 +397,7 @@ mod tests {
                 state: GroupOtherState::InStep,
                 durable_blocks: 105,
                 behind_bytes: 15 << 12,
+                resync: None,
             }],
         };
         let shown = show(&group(Some(here)));

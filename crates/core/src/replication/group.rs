@@ -48,28 +48,32 @@ enum Link {
     Joining(Step),
 }
 
+/// Where another node stands, as the primary sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It is not reached.
+    Away,
+    /// A member that is asked what it has.
+    Attaches,
+    /// A member that is sent what comes.
+    InStep,
+    /// A joiner whose copy is being cut to what all have.
+    Begins,
+    /// A joiner that takes what it lacks.
+    Streams,
+    /// A joiner that reads back what it has.
+    ReadsBack,
+    /// A joiner that is to become a member.
+    Whole,
 /// What the primary sees of another node's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherCopy {
     /// The node.
     pub member: Member,
-    /// What becomes of it.
-    pub state: CopyState,
+    /// Where it stands.
+    pub stage: Stage,
     /// Up to where it has said that its copy is durable, as far as that is known.
     pub durable: u64,
-}
-
-/// What becomes of another node's copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyState {
-    /// The node is not reached.
-    Away,
-    /// A member that was reached again says what it has.
-    Attaching,
-    /// A member that takes each span.
-    InStep,
-    /// It is being brought up.
-    Joining,
 }
 
 /// What is known of another one's copy.
@@ -439,6 +443,12 @@ impl Group {
         others.map(|(member, _)| *member)
     }
 
+    /// Whether a joiner takes spans that others have had for long.
+    pub fn streams_to(&self, member: Member) -> bool {
+        let other = self.others.get(&member);
+        other.is_some_and(|other| other.link == Link::Joining(Step::Streams))
+    }
+
     /// Whether every member is in step, nobody is to join, and no change of the record is wanted.
     pub fn is_settled(&self) -> bool {
         let mut others = self.others.values();
@@ -570,14 +580,18 @@ impl Group {
 
     /// What is known of the copies of the others.
     pub fn copies(&self) -> impl Iterator<Item = OtherCopy> {
-        self.others.iter().map(|(member, other)| OtherCopy {
+        let stage = |link: Link| match link {
+            Link::Away => Stage::Away,
+            Link::Attaching { .. } => Stage::Attaches,
+            Link::InStep => Stage::InStep,
+            Link::Joining(Step::Asks { .. } | Step::Cuts { .. }) => Stage::Begins,
+            Link::Joining(Step::Streams) => Stage::Streams,
+            Link::Joining(Step::Verifies { .. }) => Stage::ReadsBack,
+            Link::Joining(Step::Whole) => Stage::Whole,
+        };
+        self.others.iter().map(move |(member, other)| OtherCopy {
             member: *member,
-            state: match other.link {
-                Link::Away => CopyState::Away,
-                Link::Attaching { .. } => CopyState::Attaching,
-                Link::InStep => CopyState::InStep,
-                Link::Joining(_) => CopyState::Joining,
-            },
+            stage: stage(other.link),
             durable: other.durable,
         })
     }

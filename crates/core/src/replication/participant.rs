@@ -28,6 +28,7 @@ mod deadlines;
 mod gate;
 mod going_on;
 mod outbox;
+mod pace;
 mod reads;
 mod repairs;
 mod standing;
@@ -44,6 +45,7 @@ pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
 use gate::Gate;
 use outbox::Outbox;
+use pace::Pace;
 use reads::SpanReads;
 use repairs::Repairs;
 use slab::Slab;
@@ -64,6 +66,8 @@ use crate::base::limits::BLOCK_BYTES;
 use crate::format::{LogSuperblock, SpanHeader};
 use crate::log::replay::SpanFound;
 
+/// How much a joiner is sent in a second beside what is written, unless it is said.
+const RESYNC_BYTES_S: u64 = 64 << 20;
 /// How long a member that had nothing to say is left alone.
 const MEET_PAUSE: Nanos = Nanos::from_millis(500);
 
@@ -227,6 +231,7 @@ pub struct Participant {
     /// Counts outboxes.
     lives: u64,
     gate: Gate,
+    pace: Pace,
     reads: SpanReads,
     repairs: Repairs,
     operations: Slab<Operation>,
@@ -336,6 +341,7 @@ impl Participant {
             gate: Gate::default(),
             reads: SpanReads::new(pool, ring_blocks, keys),
             repairs: Repairs::default(),
+            pace: Pace::new(RESYNC_BYTES_S),
             operations: Slab::new(),
             rewrites: 0,
             deadlines: Deadlines::new(times),
@@ -353,6 +359,11 @@ impl Participant {
     pub fn set_copies_min(&mut self, copies_min: usize) {
         self.copies_min = copies_min.max(1);
         self.pump();
+    }
+
+    /// So many bytes in a second a joiner is sent beside what is written.
+    pub fn set_resync_rate(&mut self, bytes_s: u64) {
+        self.pace = Pace::new(bytes_s);
     }
 
     /// What is to be done now, in order.
@@ -792,6 +803,8 @@ impl Participant {
         let is_taken = self.take_span(span, data, way, |replica| replica.append(epoch, span));
         if is_taken {
             self.standing.span(span.end.position, token);
+            let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
+            self.pace.written(self.now, bytes);
         }
         is_taken
     }
@@ -875,6 +888,7 @@ impl Participant {
             starved,
             self.gate.next(),
             self.repairs.deadline(),
+            self.pace.next(),
         ];
         others.into_iter().flatten().chain(paused).min()
     }

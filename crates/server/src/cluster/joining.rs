@@ -96,6 +96,7 @@ pub fn join(
             member_max: Nanos::from_millis(cluster.member_deadline_ms),
             ..Times::default()
         },
+        resync_bytes_s: cluster.resync_mib_s << 20,
         links,
         listener: listener.into(),
         events,

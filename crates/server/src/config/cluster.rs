@@ -66,6 +66,9 @@ settings! {
     plain_open: bool = false, ();
     /// A member that answers nothing for so long is left out, and joins anew later. Until then writes wait for it.
     member_deadline_ms: u64 = 2_000, 100..=600_000;
+    /// While clients write to a volume, a copy of it that is brought up gets so many MiB in a second beside what they write.
+    /// Nothing holds it up while nobody writes.
+    resync_mib_s: u64 = 64, 1..=1_000_000;
     /// The newest version of the messages between nodes that this node speaks: lower it while nodes of an older program are
     /// in the cluster, so that a downgrade stays possible. Two nodes speak the newest version that both have.
     wire_version_max: u64 = u64::from(WIRE_VERSION), u64::from(WIRE_VERSION_OLDEST)..=u64::from(WIRE_VERSION);
@@ -225,6 +228,8 @@ pub struct Cluster {
     pub tls: Option<ClusterTls>,
     /// How long a member may leave everything unanswered, in milliseconds.
     pub member_deadline_ms: u64,
+    /// What a copy that is brought up gets beside what clients write, in MiB in a second.
+    pub resync_mib_s: u64,
     /// The newest version of the wire that it speaks.
     pub wire_version_max: u16,
     /// All nodes by name, this one included.
@@ -297,6 +302,7 @@ impl Cluster {
             records,
             tls,
             member_deadline_ms: settings.member_deadline_ms,
+            resync_mib_s: settings.resync_mib_s,
             wire_version_max: u16::try_from(settings.wire_version_max).unwrap_or(WIRE_VERSION),
             nodes,
         })

@@ -90,6 +90,8 @@ pub struct GroupsConfig {
     pub me: Member,
     /// How long others are waited for.
     pub times: Times,
+    /// What copies that are brought up get in a second beside what is written.
+    pub resync_bytes_s: u64,
     /// What it speaks with others through.
     pub links: LinksConfig,
     /// Where other nodes connect, as the shard is to accept them.
@@ -122,6 +124,7 @@ struct Copy {
 pub struct Groups {
     me: Member,
     times: Times,
+    resync_bytes_s: u64,
     copies: Slots<Copy>,
     by_volume: HashMap<Uuid, u32>,
     by_log: HashMap<LogName, u32>,
@@ -153,6 +156,7 @@ impl Groups {
         Self {
             me: config.me,
             times: config.times,
+            resync_bytes_s: config.resync_bytes_s,
             copies: Slots::default(),
             by_volume: HashMap::new(),
             by_log: HashMap::new(),
@@ -286,6 +290,7 @@ impl Groups {
             );
             participant.doubt();
         }
+        participant.set_resync_rate(self.resync_bytes_s);
         participant.poll(now);
         let group = self.copies.insert(Copy {
             volume: spec.volume,

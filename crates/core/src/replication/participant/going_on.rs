@@ -8,6 +8,7 @@ use super::reads::{self, Purpose};
 use super::{Act, Operation, Outbox, Part, Participant};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Token};
+use crate::base::limits::BLOCK_BYTES;
 use crate::replication::Member;
 use crate::replication::Spans;
 use crate::replication::group::Group;
@@ -208,7 +209,7 @@ impl Participant {
             Part::Serves(group) => group.others().collect(),
         };
         for member in others {
-            while self.has_room_for(member) {
+            while self.has_room_for(member) && self.is_in_pace(member) {
                 let next = match &mut self.part {
                     Part::Follows => None,
                     Part::Takes(takeover) => takeover.next_message(member, &self.replica, head),
@@ -231,6 +232,12 @@ impl Participant {
         member == self.me || outbox.is_some_and(Outbox::takes_more)
     }
 
+    /// Whether a member may be sent more, as far as clients are concerned.
+    fn is_in_pace(&mut self, member: Member) -> bool {
+        let streams = matches!(&self.part, Part::Serves(group) if group.streams_to(member));
+        !streams || self.pace.may_send(self.now)
+    }
+
     fn enqueue(&mut self, to: Member, message: Message) {
         let Some(outbox) = self.outboxes.get_mut(&to) else {
             return;
@@ -248,6 +255,8 @@ impl Participant {
             _ => {
                 let (life, place) = (outbox.life(), outbox.push_unread(message, span.blocks));
                 self.reads.want(Purpose::Send { to, life, place }, span);
+                let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
+                self.pace.sent(bytes);
             }
         }
     }

@@ -31,6 +31,7 @@ mod places;
 mod record;
 mod replicas;
 mod report;
+mod resyncs;
 mod scrub;
 mod setup;
 mod snapshots;

@@ -29,7 +29,6 @@ use hdcs_api::{ApiError, ErrorKind};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
-use hdcs_core::replication::group::{CopyState, OtherCopy};
 use hdcs_core::replication::participant::{Role, Status};
 use hdcs_core::replication::record::{GroupRecord, Phase};
 use hdcs_core::volume::State;
@@ -43,6 +42,7 @@ use super::copies::{follow_spec, let_go, newest_entry};
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
 use super::open::NotOpen;
+use super::resyncs::Resyncs;
 use super::setup::Setup;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
@@ -89,6 +89,7 @@ struct Known {
     status: Option<Status>,
     /// The record that was read last.
     record: Option<GroupRecord>,
+    resyncs: Resyncs,
 }
 
 /// See the module.
@@ -218,7 +219,12 @@ impl Replicas {
                 Command::CopyStatus(volume, answer)
             });
         let status = status.await.ok();
-        self.with(volume, |known| known.status = status);
+        self.with(volume, |known| {
+            if let Some(status) = &status {
+                known.resyncs.look(Instant::now(), status);
+            }
+            known.status = status;
+        });
     }
 
     fn called(&self, member: Member) -> String {
@@ -327,24 +333,21 @@ fn role(role: Role) -> GroupRole {
 
 impl Replication for Replicas {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
-        let status = self.with(volume, |known| known.status.clone())?;
-        let other = |other: &OtherCopy| GroupOther {
-            node: self.called(other.member),
-            state: match other.state {
-                CopyState::Away => GroupOtherState::Away,
-                CopyState::Attaching => GroupOtherState::Attaching,
-                CopyState::InStep => GroupOtherState::InStep,
-                CopyState::Joining => GroupOtherState::Joining,
-            },
-            durable_blocks: other.durable,
-            behind_bytes: status.head.saturating_sub(other.durable) * BLOCK_BYTES as u64,
-        };
+        let (status, others) = self.with(volume, |known| {
+            let status = known.status.clone()?;
+            let others = status.others.iter().map(|other| {
+                let name = self.called(other.member);
+                known.resyncs.other(&status, name, other)
+            });
+            let others = others.collect();
+            Some((status, others))
+        })?;
         Some(GroupView {
             role: role(status.role),
             head_blocks: status.head,
             durable_blocks: status.durable,
             committed_blocks: status.committed.unwrap_or(0),
-            others: status.others.iter().map(other).collect(),
+            others,
         })
     }
 

@@ -75,6 +75,7 @@ impl Replication for FakePath {
                 state: GroupOtherState::InStep,
                 durable_blocks: 10,
                 behind_bytes: 20 << 12,
+                resync: None,
             }],
         })
     }
