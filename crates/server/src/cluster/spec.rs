@@ -43,8 +43,6 @@ pub struct VolumeSpecFile {
     /// What the backend is, if that was known when the group was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_identity: Option<String>,
-    /// With fewer members the volume takes no writes.
-    pub copies_min: u8,
     /// Settings that differ from the node's. The nodes' own should be the same, too.
     pub settings: BTreeMap<String, Value>,
 }
@@ -52,7 +50,7 @@ pub struct VolumeSpecFile {
 impl VolumeSpecFile {
     /// What other nodes have to know of a volume that this node is about to make, with this number of its log; none if it
     /// has no backend that others could reach.
-    pub fn of(entry: &Entry, log: u64, copies_min: u8) -> Option<Self> {
+    pub fn of(entry: &Entry, log: u64) -> Option<Self> {
         Some(Self {
             name: entry.name.clone(),
             uuid: entry.uuid,
@@ -61,7 +59,6 @@ impl VolumeSpecFile {
             log_bytes: entry.log.bytes,
             backend: entry.backend.clone()?,
             backend_identity: entry.backend_identity.clone(),
-            copies_min,
             settings: entry.settings.clone(),
         })
     }
@@ -112,9 +109,6 @@ impl VolumeSpecFile {
         if self.settings.len() > SETTINGS_MAX {
             return Err(format!("it has more than {SETTINGS_MAX} settings"));
         }
-        if self.copies_min == 0 {
-            return Err("it serves without any copy".to_owned());
-        }
         Ok(())
     }
 }
@@ -128,7 +122,7 @@ pub(super) mod tests {
         let mut entry = entry("v", 7);
         entry.backend = Some("file:/shared/v.img?shared=on".to_owned());
         entry.backend_identity = Some("image 5".to_owned());
-        VolumeSpecFile::of(&entry, 0xfeed_beef, 1).unwrap()
+        VolumeSpecFile::of(&entry, 0xfeed_beef).unwrap()
     }
 
     #[test]
@@ -138,10 +132,10 @@ pub(super) mod tests {
         let there = spec.entry(12);
         assert_eq!((there.number, there.uuid), (12, spec.uuid));
         assert!(there.is_replicated && there.log.prepared.is_none());
-        assert_eq!(VolumeSpecFile::of(&there, spec.log, 1), Some(spec.clone()));
+        assert_eq!(VolumeSpecFile::of(&there, spec.log), Some(spec.clone()));
         assert_eq!(spec.ring_blocks(), (16 << 20) / 4096 - LOG_HEADER_BLOCKS);
         let own_file = entry("v", 7);
-        assert_eq!(VolumeSpecFile::of(&own_file, 1, 1), None);
+        assert_eq!(VolumeSpecFile::of(&own_file, 1), None);
     }
 
     #[test]
@@ -162,10 +156,6 @@ pub(super) mod tests {
             },
             VolumeSpecFile {
                 backend: "x".repeat(TEXT_BYTES_MAX + 1),
-                ..good.clone()
-            },
-            VolumeSpecFile {
-                copies_min: 0,
                 ..good
             },
         ];

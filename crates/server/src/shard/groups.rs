@@ -30,12 +30,12 @@ use hdcs_core::base::io::{DurableWay, Nanos, Token};
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Participant, Status, Times};
-use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
 pub use opening::{CopyError, CopyOpened, CopySpec, open};
 pub use performing::{
-    close_copy, copy_opened, finished, is_of_links, link_finished, open_copy, run,
+    close_copy, copy_opened, finished, forget_copy, is_of_links, link_finished, open_copy, run,
 };
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -166,6 +166,7 @@ impl Groups {
         let copy = self.copies.get_mut(group)?;
         copy.slot = Some(slot);
         copy.participant.stand();
+        self.touch(group);
         Some(group)
     }
 
@@ -208,6 +209,15 @@ impl Groups {
         self.with(volume, |copy| copy.participant.see(now, record));
     }
 
+    /// Have the volume's group become this. Returns whether this node serves it and may have it so.
+    pub fn configure(&mut self, now: Nanos, volume: Uuid, shape: Shape) -> bool {
+        let mut is_begun = false;
+        self.with(volume, |copy| {
+            is_begun = copy.participant.configure(now, shape);
+        });
+        is_begun
+    }
+
     /// It is not known how asking for a record ended, and the one that was seen last is still there.
     pub fn ask_again(&mut self, now: Nanos, volume: Uuid) {
         self.with(volume, |copy| copy.participant.ask_again(now));
@@ -235,7 +245,6 @@ impl Groups {
         });
         let pool = Arc::clone(pool);
         let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
-        participant.set_copies_min(spec.copies_min);
         participant.poll(now);
         let group = self.copies.insert(Copy {
             volume: spec.volume,

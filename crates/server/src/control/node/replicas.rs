@@ -15,10 +15,16 @@
 //! Nothing opens by itself: that a node starts is no reason. But whom the record calls the primary, and who does not serve,
 //! takes the group once more: with a new epoch and with promises, as anybody else would.
 //!
+//! A node that is taken out of a group lets go of its copy by itself ([`forgetting`]).
+//!
 //! Invariants:
 //! 1. A volume with a group is opened only between `Began` and `Fenced`.
 //! 2. Of one group one thing is done at a time, in the order of what was told; but records are asked for at once, since what
 //!    is being done may wait for a member to leave.
+
+mod beginning;
+mod configuring;
+mod forgetting;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -29,15 +35,18 @@ use hdcs_api::{ApiError, ErrorKind};
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status};
-use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+pub(super) use beginning::begin;
+
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
+use super::moving::Destination;
 use super::open::NotOpen;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
@@ -80,6 +89,8 @@ struct Known {
     /// Why the last takeover by this node did not come about, or the volume was not opened after it.
     stopped: Option<String>,
     status: Option<Status>,
+    /// The volume was open without a group before, and clients wait for it.
+    waited_for: Option<Destination>,
 }
 
 /// See the module.
@@ -261,6 +272,11 @@ impl Replication for Replicas {
             replicas.await_served(spec.name.as_str(), spec.uuid).await
         })
     }
+
+    fn configure(&self, spec: VolumeSpecFile, record: GroupRecord, shape: Shape) -> Work<()> {
+        let replicas = self.clone();
+        Box::pin(async move { replicas.configure(&spec, &record, shape).await })
+    }
 }
 
 /// Follow the records and the copies for as long as the node lives.
@@ -374,7 +390,16 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
     let began = Instant::now();
     let mut is_said = false;
     loop {
-        let Err(failure) = node.open(&entry, node.volumes.count()).await else {
+        let waited_for = replicas.with(volume, |known| known.waited_for.take());
+        let is_waited_for = waited_for.is_some();
+        let destination = waited_for.unwrap_or_default();
+        let opened = node
+            .open_at(&entry, node.volumes.count(), destination)
+            .await;
+        if is_waited_for {
+            node.arrived(&entry, opened.is_ok()).await;
+        }
+        let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");
             return Ok(());
         };
@@ -448,13 +473,16 @@ async fn look_at_all(node: &Node) {
         };
         let me = replicas.0.me;
         let is_mine = record.config.members.contains(me) || record.joiners.contains(&me);
-        if !is_mine {
+        if !is_mine && !forgetting::has_copy(node, volume) {
             continue;
         }
         if let Err(error) = look_at(node, replicas, &spec, &record).await {
             replicas.complain(&format!("volume {}: its copy: {error}", spec.name));
         }
         replicas.look(volume).await;
+        if !is_mine {
+            forgetting::forget_copy(node, replicas, volume, &record).await;
+        }
     }
 }
 
@@ -472,6 +500,10 @@ async fn look_at(
     if !replicas.with(volume, |known| known.is_open) {
         replicas.with(volume, |known| known.open_at = Some(now + FAULT_PERIOD));
         let entry = match entry_of(node, volume) {
+            Some(entry) if !entry.is_replicated => {
+                replicas.with(volume, |known| known.open_at = None);
+                return beginning::go_on(node, replicas, &entry, record).await;
+            }
             Some(entry) => with_log(node, entry, spec).await?,
             None => make_own_copy(node, spec).await?,
         };
@@ -483,7 +515,6 @@ async fn look_at(
                 bytes: entry.log.bytes,
             },
             encryption: entry.encryption.clone(),
-            copies_min: usize::from(spec.copies_min),
         };
         let opened = node.link.ask("opening its copy", MOVE_TIME_MAX, |answer| {
             Command::OpenCopy(Box::new(copy), answer)
@@ -557,8 +588,12 @@ pub(super) async fn refuse_delete_of_copy(node: &Node, name: &str) -> Result<(),
     };
     let (store, volume) = (replicas.0.store.clone(), entry.uuid);
     let record = beside(move || store.read(volume)).await?;
+    let names = |record: &GroupRecord| {
+        let me = replicas.0.me;
+        record.config.members.contains(me) || record.joiners.contains(&me)
+    };
     match record.map_err(|error| failed(error.to_string()))? {
-        Some(_) if !replicas.may_serve(volume) => refuse(
+        Some(record) if names(&record) && !replicas.may_serve(volume) => refuse(
             "this node has a copy of its write log, and the volume is another node's: delete it there (`hdcs group show`)",
         ),
         _ => Ok(()),

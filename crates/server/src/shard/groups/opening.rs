@@ -30,8 +30,6 @@ pub struct CopySpec {
     pub log: DeviceRegion,
     /// How it is encrypted, if it is.
     pub encryption: Option<Encryption>,
-    /// Below so many members nothing is committed.
-    pub copies_min: usize,
 }
 
 /// A copy that is open.
