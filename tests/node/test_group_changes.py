@@ -191,6 +191,54 @@ def test_crash_while_a_volume_gets_a_group_leaves_one_that_opens(tmp_path, pause
         history.check(b)
 
 
+def test_group_that_cannot_be_written_leaves_the_volume_as_it_was_and_its_client_goes_on(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        alone(a, tmp_path)
+        writer = Writer(a, 16)
+        writer.goes_on(a)
+        # Nothing can be given its name there.
+        made = tmp_path / "records" / "tmp"
+        made.rename(tmp_path / "aside")
+        made.write_text("")
+        refused(a.cli("group", "set", "v", "--nodes", "a,b"), 1, "records of groups")
+        writer.goes_on(a)
+        history = writer.end()
+        a.kill()
+        made.unlink()
+        (tmp_path / "aside").rename(made)
+        a.start()
+        a.until(lambda: a.volume("v")["phase"] == "open")
+        history.check(a)
+        change(a, "--nodes", "a,b")
+        is_whole(a, 2)
+        history.check(a)
+
+
+def test_group_whose_volume_says_nothing_of_it_is_finished_after_a_crash(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        alone(a, tmp_path)
+        history = History(17)
+        history.write(a, 50)
+        b.stop()
+        entry = a.data / "volumes" / "v" / "volume.json"
+        before = entry.read_bytes()
+        change(a, "--nodes", "a,b")
+        history.write(a, 50)
+        a.kill()
+        # As a crash leaves it that came before the last step.
+        entry.write_bytes(before)
+        a.start()
+        a.tells("it was about to get a group")
+        a.until(lambda: a.volume("v")["phase"] == "open")
+        history.check(a)
+        history.write(a, 50)
+        b.start()
+        is_whole(a, 2)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
 def test_writes_fail_for_want_of_members_if_that_is_wanted_and_go_on_with_them(tmp_path):
     with nodes(tmp_path, **{"cluster.member_deadline_ms": 300}) as (a, b):
         create((a, b), tmp_path)

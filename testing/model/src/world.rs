@@ -544,9 +544,11 @@ impl World {
             Act::See(index) => {
                 let record = self.record.clone();
                 let mut begins = false;
+                let before = self.others_of(index);
                 self.with(scope, index, |up| {
                     begins = up.see(member(index), &record);
                 });
+                self.meet(scope, index, &before);
                 if begins {
                     self.connect_all(scope, index);
                     if scope.plant == Some(Plant::ForgedPromise) {
@@ -835,6 +837,24 @@ impl World {
         {
             let record = group.record().leave(member(other));
             self.asked.push(record);
+        }
+    }
+
+    /// Whom a node has messages for as the primary.
+    fn others_of(&self, index: usize) -> Vec<Member> {
+        match self.part_of(index) {
+            Some(Part::Serves(group)) => group.others().collect(),
+            Some(Part::Follows | Part::Takes(_)) | None => Vec::new(),
+        }
+    }
+
+    /// Make the links anew to those whom a primary had no messages for before.
+    fn meet(&mut self, scope: &Scope, index: usize, before: &[Member]) {
+        let met = self.others_of(index).into_iter();
+        for other in met.filter(|other| !before.contains(other)) {
+            let other = usize::from(other.0);
+            self.disconnect(scope, index, other);
+            self.connect(scope, index, other);
         }
     }
 

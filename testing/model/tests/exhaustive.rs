@@ -179,6 +179,7 @@ fn group_that_is_asked_to_be_another_one() {
         ack: AckLevel::Majority,
         members: 1,
         configurations: 2,
+        takings: 1,
         shapes: &[(1, AckLevel::Majority), (2, AckLevel::All)],
         ..scope.clone()
     };
