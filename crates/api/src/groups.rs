@@ -18,6 +18,19 @@ pub enum Ack {
     One,
 }
 
+/// What becomes of writes while fewer members are there than `copies_min`.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenShort {
+    /// They wait until enough members are there.
+    #[default]
+    Wait,
+    /// They end with an input/output error. One that was sent before may be there all the same.
+    Error,
+}
+
 /// Which nodes are to have copies of a new volume's write log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -34,6 +47,32 @@ pub struct GroupRequest {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 255)]
     pub copies_min: Option<u8>,
+    /// What becomes of writes then.
+    #[serde(default)]
+    pub when_short: WhenShort,
+}
+
+/// What a group is to be from now on. What is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupChange {
+    /// Copies of the log in all: 1 to 3. Other nodes than now need `nodes`, but for 1: the node that serves.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 255)]
+    pub replicas: Option<u8>,
+    /// How many of them a write has before it is acknowledged.
+    #[serde(default)]
+    pub ack: Option<Ack>,
+    /// All nodes that are to have a copy, by name, the one that serves among them.
+    #[serde(default)]
+    pub nodes: Option<Vec<String>>,
+    /// With fewer members the volume takes no writes; left out, as it is, but no more than replicas.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 255)]
+    pub copies_min: Option<u8>,
+    /// What becomes of writes then.
+    #[serde(default)]
+    pub when_short: Option<WhenShort>,
 }
 
 impl GroupRequest {
@@ -102,6 +141,10 @@ pub struct GroupRecord {
     pub replicas: u8,
     /// With fewer members the volume takes no writes.
     pub copies_min: u8,
+    /// What becomes of writes then.
+    pub when_short: WhenShort,
+    /// Whether there are fewer members now.
+    pub short: bool,
     /// Position in the log, in blocks, up to which everything was committed when the record was written.
     pub floor_blocks: u64,
 }

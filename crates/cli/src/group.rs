@@ -1,7 +1,7 @@
 //! `hdcs group …`, `hdcs volume takeover`, and what `hdcs volume create` takes for a group.
 
 use clap::{Args, Subcommand};
-use hdcs_api::groups::{Ack, Group, GroupRequest, TakeOver, VolumeGroup};
+use hdcs_api::groups::{Ack, Group, GroupChange, GroupRequest, TakeOver, VolumeGroup, WhenShort};
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
 
@@ -28,6 +28,32 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Change the copies of a volume, at the node that serves it: how many, where, and what writes need (experimental)
+    Set(Set),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Set {
+    /// Name of the volume
+    name: VolumeName,
+    /// Nodes that have its dirty data, the one that serves included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    replicas: Option<u8>,
+    /// How many of them have a write before it is acknowledged
+    #[arg(long, value_name = "LEVEL")]
+    ack: Option<Ack>,
+    /// Which nodes these are, all of them
+    #[arg(long, value_name = "NODE[,NODE…]", value_delimiter = ',')]
+    nodes: Option<Vec<String>>,
+    /// With fewer of them the volume takes no writes
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    copies_min: Option<u8>,
+    /// What becomes of writes then
+    #[arg(long, value_name = "WHAT")]
+    when_short: Option<WhenShort>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// The copies that a new volume has on other nodes.
@@ -50,6 +76,9 @@ pub(crate) struct GroupArguments {
     /// With fewer of them the volume takes no writes [default: 1; with majority more than half of the replicas]
     #[arg(long, value_name = "N", requires = "replicas", value_parser = clap::value_parser!(u8).range(1..=3))]
     copies_min: Option<u8>,
+    /// What becomes of writes then [default: wait]
+    #[arg(long, value_name = "WHAT", requires = "replicas")]
+    when_short: Option<WhenShort>,
 }
 
 impl GroupArguments {
@@ -57,9 +86,13 @@ impl GroupArguments {
     pub(crate) fn request(self) -> Result<Option<GroupRequest>, Failure> {
         let replicas = self.replicas.unwrap_or(1);
         if replicas == 1 {
-            if self.ack.is_some() || !self.nodes.is_empty() || self.copies_min.is_some() {
+            let has_more = self.ack.is_some()
+                || !self.nodes.is_empty()
+                || self.copies_min.is_some()
+                || self.when_short.is_some();
+            if has_more {
                 return Err(Failure::misused(
-                    "--ack, --nodes and --copies-min are for copies on other nodes: give --replicas 2 or 3, or leave them \
+                    "--ack, --nodes, --copies-min and --when-short are for copies on other nodes: give --replicas 2 or 3, or leave them \
                      out",
                 ));
             }
@@ -75,6 +108,7 @@ impl GroupArguments {
             ack: self.ack.unwrap_or_default(),
             nodes: self.nodes,
             copies_min: self.copies_min,
+            when_short: self.when_short.unwrap_or_default(),
         }))
     }
 }
@@ -109,7 +143,48 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             output::line(&show(&group));
             Ok(())
         }
+        Command::Set(arguments) => set(client, arguments).await,
     }
+}
+
+async fn set(client: &Client, arguments: Set) -> Result<(), Failure> {
+    let Set { name, json, .. } = arguments;
+    let change = GroupChange {
+        replicas: arguments.replicas,
+        ack: arguments.ack,
+        nodes: arguments.nodes,
+        copies_min: arguments.copies_min,
+        when_short: arguments.when_short,
+    };
+    if change == GroupChange::default() {
+        return Err(Failure::misused(
+            "nothing is to change: give --replicas, --ack, --nodes, --copies-min or --when-short",
+        ));
+    }
+    let path = format!("/v1/groups/{name}");
+    let group: Group = client.request(Method::PATCH, &path, &change).await?;
+    said(json, &group, || changed(&group))
+}
+
+/// What a group is that was changed.
+fn changed(group: &Group) -> String {
+    let Some(record) = &group.record else {
+        return format!("the group of volume {} was changed", group.volume);
+    };
+    let mut text = format!(
+        "volume {} is to have {} of its dirty data, at ack {}: on {}",
+        group.volume,
+        match record.replicas {
+            1 => "one copy".to_owned(),
+            count => format!("{count} copies"),
+        },
+        word(record.ack),
+        names(&record.members)
+    );
+    if !record.joiners.is_empty() {
+        text += &format!("; {} to be brought up", names(&record.joiners));
+    }
+    text
 }
 
 pub(crate) async fn take_over(client: &Client, arguments: Takeover) -> Result<(), Failure> {
@@ -211,7 +286,14 @@ fn show(group: &Group) -> String {
         row("joiners", names(&record.joiners));
         row("ack", word(record.ack));
         row("replicas", record.replicas.to_string());
-        row("copies at least", record.copies_min.to_string());
+        let short = if record.short {
+            ", which are not there"
+        } else {
+            ""
+        };
+        let least = format!("{}{short}", record.copies_min);
+        row("copies at least", least);
+        row("  with fewer, writes", word(record.when_short));
         row("floor, in blocks", record.floor_blocks.to_string());
     }
     let here = group.here.as_ref();
@@ -286,6 +368,8 @@ mod tests {
                 ack: Ack::Majority,
                 replicas: 3,
                 copies_min: 1,
+                when_short: WhenShort::Wait,
+                short: false,
                 floor_blocks: 77,
             }),
             trouble: None,

@@ -54,6 +54,9 @@ struct Options {
     /// Times that the joiners are named anew.
     #[arg(long, default_value_t = 0)]
     namings: u8,
+    /// Times that the group is asked to be another one: with two or three copies, at `majority` or `all`.
+    #[arg(long, default_value_t = 0)]
+    configurations: u8,
     /// Openings that a primary raises.
     #[arg(long, default_value_t = 0)]
     openings: u8,
@@ -81,6 +84,14 @@ enum Ack {
     All,
 }
 
+/// What the group may be asked to be.
+const SHAPES: &[(u16, AckLevel)] = &[
+    (2, AckLevel::Majority),
+    (3, AckLevel::Majority),
+    (2, AckLevel::All),
+    (3, AckLevel::All),
+];
+
 fn main() -> ExitCode {
     let options = Options::parse();
     let scope = Scope {
@@ -103,6 +114,8 @@ fn main() -> ExitCode {
         losses: options.losses,
         retries: options.retries,
         namings: options.namings,
+        configurations: options.configurations,
+        shapes: SHAPES,
         openings: options.openings,
         rots: options.rots,
         ring_blocks: options.ring_blocks,

@@ -13,6 +13,10 @@ pub enum Plant {
     LeaverDroppedEarly,
     /// The record loses a member while what it committed is not held by enough of the others.
     LeaveNotCovered,
+    /// The record says another level or other members while what was committed is not so by them.
+    ConfigNotCovered,
+    /// Another level and other members count alone before the record says them.
+    ConfigCountedEarly,
     /// The record gets a joiner that was only cut.
     JoinerCountedEarly,
     /// A tail counts as retired when only the primary has it.

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use hdcs_core::replication::group::Group;
 use hdcs_core::replication::message::{Change, Copy, Message};
-use hdcs_core::replication::record::{AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat};
+use hdcs_core::replication::record::{
+    AckLevel, Config, GroupRecord, Members, Nodes, Phase, Seat, Shape, WhenShort,
+};
 use hdcs_core::replication::replica::Superblock;
 use hdcs_core::replication::takeover::Step;
 use hdcs_core::replication::{Member, Spans};
@@ -58,6 +60,10 @@ pub struct Scope {
     pub retries: u8,
     /// Times that the manager names the joiners anew.
     pub namings: u8,
+    /// Times that the group is asked to be another one.
+    pub configurations: u8,
+    /// What it may be asked to be: how many of the first nodes have copies, at which level.
+    pub shapes: &'static [(u16, AckLevel)],
     /// Openings that a primary raises.
     pub openings: u8,
     /// Copies that are read back and are not whole.
@@ -91,6 +97,7 @@ pub struct World {
     losses: u8,
     retries: u8,
     namings: u8,
+    configurations: u8,
     openings: u8,
     rots: u8,
     broken: Option<Broken>,
@@ -125,6 +132,8 @@ pub enum Act {
     Take(usize),
     /// It names the joiners anew.
     Name,
+    /// The primary is asked for the shape of this index.
+    Configure(usize, usize),
     /// A node was not told how asking for a record ended, and asks again.
     AskAgain(usize),
     /// The candidate waits for no more promises.
@@ -158,6 +167,8 @@ impl Model for Scope {
             members: members.clone(),
             replicas: NODES as u8,
             ack: self.ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let mut record = GroupRecord::first(member(0), config, joiners);
         // The first node is made the primary by a taking like any other one; so its opening is known to all.
@@ -182,6 +193,7 @@ impl Model for Scope {
             losses: 0,
             retries: 0,
             namings: 0,
+            configurations: 0,
             openings: 0,
             rots: 0,
             broken: None,
@@ -291,6 +303,9 @@ impl World {
                 if self.suspicions < scope.suspicions {
                     let others = (0..NODES).filter(|other| *other != index);
                     acts.extend(others.map(|other| Act::Suspect(index, other)));
+                }
+                if self.configurations < scope.configurations {
+                    acts.extend((0..scope.shapes.len()).map(|shape| Act::Configure(index, shape)));
                 }
                 if self.tails < scope.tails && group.is_retired() {
                     let points = up.committed().len();
@@ -503,6 +518,10 @@ impl World {
                 self.namings += 1;
                 self.record = self.record.with_joiners(self.record.joiners.clone());
             }
+            Act::Configure(index, shape) => {
+                self.configurations += 1;
+                self.configure(scope, index, scope.shapes[shape]);
+            }
             Act::AskAgain(index) => {
                 self.retries += 1;
                 self.with(scope, index, |up| match &mut up.part {
@@ -525,9 +544,11 @@ impl World {
             Act::See(index) => {
                 let record = self.record.clone();
                 let mut begins = false;
+                let before = self.others_of(index);
                 self.with(scope, index, |up| {
                     begins = up.see(member(index), &record);
                 });
+                self.meet(scope, index, &before);
                 if begins {
                     self.connect_all(scope, index);
                     if scope.plant == Some(Plant::ForgedPromise) {
@@ -816,6 +837,50 @@ impl World {
         {
             let record = group.record().leave(member(other));
             self.asked.push(record);
+        }
+    }
+
+    /// Whom a node has messages for as the primary.
+    fn others_of(&self, index: usize) -> Vec<Member> {
+        match self.part_of(index) {
+            Some(Part::Serves(group)) => group.others().collect(),
+            Some(Part::Follows | Part::Takes(_)) | None => Vec::new(),
+        }
+    }
+
+    /// Make the links anew to those whom a primary had no messages for before.
+    fn meet(&mut self, scope: &Scope, index: usize, before: &[Member]) {
+        let met = self.others_of(index).into_iter();
+        for other in met.filter(|other| !before.contains(other)) {
+            let other = usize::from(other.0);
+            self.disconnect(scope, index, other);
+            self.connect(scope, index, other);
+        }
+    }
+
+    fn configure(&mut self, scope: &Scope, index: usize, (copies, ack): (u16, AckLevel)) {
+        let shape = Shape {
+            nodes: (0..copies).map(Member).collect(),
+            ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
+        };
+        let Some(Part::Serves(group)) = self.part_of(index) else {
+            return;
+        };
+        let planted = group.record().toward(&shape);
+        self.with(scope, index, |up| {
+            if let Part::Serves(group) = &mut up.part {
+                group.configure(shape);
+                if scope.plant == Some(Plant::ConfigCountedEarly)
+                    && let Some(record) = &planted
+                {
+                    group.seen(record);
+                }
+            }
+        });
+        if scope.plant == Some(Plant::ConfigNotCovered) {
+            self.asked.extend(planted);
         }
     }
 

@@ -24,6 +24,8 @@ const QUIET: Scope = Scope {
     losses: 0,
     retries: 0,
     namings: 0,
+    configurations: 0,
+    shapes: &[],
     openings: 0,
     rots: 0,
     ring_blocks: 1 << 16,
@@ -143,6 +145,58 @@ fn members_leave_and_join() {
         ..QUIET
     };
     explore("a join, and a crash", scope);
+}
+
+#[test]
+fn group_that_is_asked_to_be_another_one() {
+    let scope = Scope {
+        spans: 1,
+        configurations: 1,
+        slow: [false; NODES],
+        ..QUIET
+    };
+    const TO_ONE: &[(u16, AckLevel)] = &[(2, AckLevel::One), (3, AckLevel::One)];
+    const TO_MAJORITY: &[(u16, AckLevel)] = &[(2, AckLevel::Majority), (3, AckLevel::Majority)];
+    const TO_ALL: &[(u16, AckLevel)] = &[(2, AckLevel::All), (3, AckLevel::All)];
+    for (from, shapes) in [
+        (AckLevel::One, TO_ALL),
+        (AckLevel::All, TO_ONE),
+        (AckLevel::Majority, TO_ALL),
+        (AckLevel::All, TO_MAJORITY),
+    ] {
+        let levels = Scope {
+            ack: from,
+            takings: 1,
+            shapes,
+            ..scope.clone()
+        };
+        explore(
+            &format!("{from:?} to another level, and a takeover"),
+            levels,
+        );
+    }
+    let more = Scope {
+        ack: AckLevel::Majority,
+        members: 1,
+        configurations: 2,
+        takings: 1,
+        shapes: &[(1, AckLevel::Majority), (2, AckLevel::All)],
+        ..scope.clone()
+    };
+    explore("more and fewer copies", more);
+    let troubled = Scope {
+        ack: AckLevel::Majority,
+        suspicions: 1,
+        breaks: 1,
+        retries: 1,
+        namings: 1,
+        shapes: &[(2, AckLevel::All)],
+        ..scope
+    };
+    explore(
+        "fewer copies, and what else may change the record",
+        troubled,
+    );
 }
 
 #[test]
@@ -269,6 +323,20 @@ fn with_plant(plant: Plant) -> Scope {
         | Plant::JoinerCountedEarly
         | Plant::CutByPresentOpening => Scope {
             suspicions: 1,
+            ..scope
+        },
+        Plant::ConfigNotCovered => Scope {
+            ack: AckLevel::One,
+            takings: 0,
+            configurations: 1,
+            shapes: &[(3, AckLevel::All)],
+            ..scope
+        },
+        Plant::ConfigCountedEarly => Scope {
+            ack: AckLevel::All,
+            takings: 0,
+            configurations: 1,
+            shapes: &[(3, AckLevel::One)],
             ..scope
         },
         Plant::ForgottenCut => Scope {

@@ -1,9 +1,9 @@
 //! The primary's side of replication: what is committed, what each member is sent, who leaves and who joins.
 //!
 //! ```text
-//!                  ┌─────────────── leave, join: the record says so ──────────────┐
+//!                  ┌────────── leave, join, configure: the record says so ────────┐
 //!                  ▼                                                              │
-//!  begin ──► serves ──a member missed its deadline, a joiner is whole──► changes ─┤ commits satisfy both records
+//!  begin ──► serves ──a member is late, a joiner is whole, it is asked──► changes ┤ commits satisfy both records
 //!                  │        (it asks once all that is committed is so           ▲ │
 //!                  │         by the new record too)                             └─┘ outcome unknown: the record is looked at
 //!                  ▼
@@ -28,13 +28,17 @@
 //! 4. A member counts for commits until the record without it is written, and a joiner counts from before the record
 //!    with it is.
 //! 5. Once fenced, nothing is committed any more.
+//! 6. What the group is asked to be is known here alone until the record says it. Who takes the group in between goes on
+//!    with what is written.
+
+mod shape;
 
 use alloc::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
 use super::message::{Change, Message};
-use super::record::{Config, GroupRecord, Nodes, Phase, Seat};
+use super::record::{Config, GroupRecord, Nodes, Phase, Seat, Shape};
 use super::resync::{self, Step};
 use super::{Member, Point, Spans};
 use crate::base::limits::JOIN_LAG_BLOCKS_MAX;
@@ -65,6 +69,8 @@ pub enum Stage {
     ReadsBack,
     /// A joiner that is to become a member.
     Whole,
+}
+
 /// What the primary sees of another node's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherCopy {
@@ -117,6 +123,8 @@ struct Pending {
 enum Kind {
     Leave(Member),
     Join(Member),
+    /// On the way to [`Group::shape`].
+    Configure,
 }
 
 /// See the module.
@@ -125,6 +133,8 @@ pub struct Group {
     me: Member,
     record: GroupRecord,
     pending: Option<Pending>,
+    /// What it is asked to be, and is not yet.
+    shape: Option<Shape>,
     others: BTreeMap<Member, Progress>,
     /// What superblocks shall say.
     change: Change,
@@ -156,6 +166,7 @@ impl Group {
             me,
             record,
             pending: None,
+            shape: None,
             others,
             change,
             durable,
@@ -393,6 +404,7 @@ impl Group {
         }
         self.committed = self.committed.max(committed);
         self.retired = self.retired.max(retired);
+        self.go_toward_shape();
         self.bring_up();
     }
 
@@ -453,6 +465,7 @@ impl Group {
     pub fn is_settled(&self) -> bool {
         let mut others = self.others.values();
         self.pending.is_none()
+            && self.shape.is_none()
             && self.record.joiners.is_empty()
             && others.all(|other| other.link == Link::InStep)
     }
@@ -478,7 +491,13 @@ impl Group {
                 let joined = self.others.get(&member).map_or(0, |other| other.joined);
                 self.record.join(Seat { member, joined })
             }
+            // It is seen anew what follows.
+            Kind::Configure => return,
         };
+        self.pend(kind, to);
+    }
+
+    fn pend(&mut self, kind: Kind, to: GroupRecord) {
         self.pending = Some(Pending {
             kind,
             to,
@@ -707,14 +726,14 @@ fn point_at(log: &impl Spans, position: u64, tail: Point) -> Option<Point> {
 mod tests {
     use super::super::SpanId;
     use super::super::message::Copy;
-    use super::super::record::AckLevel;
+    use super::super::record::{AckLevel, WhenShort};
     use super::super::replica::{Replica, Superblock};
     use super::*;
 
     const EPOCH: u64 = 1;
 
     /// The primary of three, with a log of so many spans of a block each.
-    fn group(ack: AckLevel) -> (Group, Replica) {
+    pub(super) fn group(ack: AckLevel) -> (Group, Replica) {
         let config = Config {
             members: (0..3)
                 .map(Member)
@@ -722,6 +741,8 @@ mod tests {
                 .collect(),
             replicas: 3,
             ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let record = GroupRecord::first(Member(0), config, Nodes::new());
         let change = Change {
@@ -733,7 +754,7 @@ mod tests {
         (group, Replica::new(Superblock::new(true), 64, []))
     }
 
-    fn append(log: &mut Replica) {
+    pub(super) fn append(log: &mut Replica) {
         let start = log.head();
         let end = Point {
             position: start.position + 1,
@@ -753,7 +774,7 @@ mod tests {
         log.written(span.end.position);
     }
 
-    fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
+    pub(super) fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
         let others: alloc::vec::Vec<Member> = group.others().collect();
         let mut messages = alloc::vec::Vec::new();
         for to in others {
@@ -764,7 +785,7 @@ mod tests {
         messages
     }
 
-    fn attach(group: &mut Group, log: &Replica, member: u16) {
+    pub(super) fn attach(group: &mut Group, log: &Replica, member: u16) {
         group.connected(Member(member));
         messages(group, log);
         let copy = Copy {

@@ -54,7 +54,7 @@ use superblocks::Superblocks;
 
 use super::group::{Group, OtherCopy};
 use super::message::{Message, Question};
-use super::record::{GroupRecord, Phase};
+use super::record::{GroupRecord, Phase, Shape};
 use super::replica::Replica;
 use super::takeover::{Step, Stop, Takeover};
 use super::{Member, Point, SpanId, Spans};
@@ -120,6 +120,9 @@ pub enum Act {
     Began,
     /// It is no more: what stands on the log must end.
     Fenced,
+    /// Whether fewer members are there than a write needs and writes are to end with an error: what stands on the log
+    /// refuses them, or does not any more.
+    Short(bool),
     /// This node could not take the group.
     Stopped(Stop),
     /// A write to this node's medium failed: the copy is of no use any more.
@@ -211,8 +214,6 @@ struct Held {
 pub struct Participant {
     me: Member,
     now: Nanos,
-    /// Below so many members nothing is committed.
-    copies_min: usize,
     replica: Replica,
     part: Part,
     /// The last record that was seen.
@@ -223,6 +224,8 @@ pub struct Participant {
     standing: Standing,
     /// Whether something stands on the log in this part: what stood on it before is fenced.
     stands: bool,
+    /// Whether that was told to refuse writes ([`Act::Short`]).
+    refuses: bool,
     /// Members that are reached, as a leader reaches them.
     links: BTreeSet<Member>,
     /// Members that could be reached and had nothing to say, and when they are met again.
@@ -258,6 +261,8 @@ pub struct Status {
     pub committed: Option<u64>,
     /// The epoch that it has promised.
     pub promised: u64,
+    /// Under which revision of the record the copy was brought up.
+    pub joined: u64,
     /// Whether the copy may be a source.
     pub is_whole: bool,
     /// Who is reached, if this node leads.
@@ -326,7 +331,6 @@ impl Participant {
         Self {
             me,
             now: Nanos(0),
-            copies_min: 1,
             replica,
             part: Part::Follows,
             record: None,
@@ -334,6 +338,7 @@ impl Participant {
             held: VecDeque::new(),
             standing: Standing::default(),
             stands: false,
+            refuses: false,
             links: BTreeSet::new(),
             paused: BTreeMap::new(),
             outboxes: BTreeMap::new(),
@@ -355,10 +360,15 @@ impl Participant {
         self.replica.doubt();
     }
 
-    /// Below so many members nothing is committed: writes wait.
-    pub fn set_copies_min(&mut self, copies_min: usize) {
-        self.copies_min = copies_min.max(1);
+    /// Have the group become this. Returns whether it may: only who serves has it change, and stays in it.
+    pub fn configure(&mut self, now: Nanos, shape: Shape) -> bool {
+        self.now = now;
+        let is_begun = match &mut self.part {
+            Part::Follows | Part::Takes(_) => false,
+            Part::Serves(group) => group.configure(shape),
+        };
         self.pump();
+        is_begun
     }
 
     /// So many bytes in a second a joiner is sent beside what is written.
@@ -391,6 +401,7 @@ impl Participant {
             tail: superblock.tail.position,
             committed,
             promised: superblock.promised,
+            joined: superblock.joined,
             is_whole: superblock.is_whole,
             links: self.links.iter().copied().collect(),
             others: match &self.part {
@@ -715,6 +726,8 @@ impl Participant {
     /// Something stands on the log from now on, until the part ends: it was opened after [`Act::Began`].
     pub fn stand(&mut self) {
         self.stands = matches!(self.part, Part::Serves(_));
+        self.refuses = false;
+        self.pump();
     }
 
     /// What stands on the log is about to write this in the clear; the same, perhaps encrypted, comes with [`Self::write`].

@@ -15,6 +15,7 @@
 //! | serving | the candidate | same | name itself the primary, of members of `config`; the floor does not go down |
 //! | leave | the primary | same | have a member other than itself join anew |
 //! | join | the primary | same | make a member of a joiner |
+//! | configure | the primary | same | change what commits need; name other joiners; let one member go that is to join no more |
 //! | joiners | the manager | same | name nodes that are to join, or are not any more |
 //!
 //! Invariants:
@@ -38,6 +39,15 @@ pub enum AckLevel {
     Majority,
     /// Every member's.
     All,
+}
+
+/// What becomes of writes while fewer members are there than [`Config::copies_min`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WhenShort {
+    /// They wait.
+    Wait,
+    /// They end with an error.
+    Error,
 }
 
 /// Nodes, in order.
@@ -116,9 +126,44 @@ pub struct Config {
     pub replicas: u8,
     /// How many have to have a write.
     pub ack: AckLevel,
+    /// With fewer members no write is acknowledged.
+    pub copies_min: u8,
+    /// What becomes of writes then.
+    pub when_short: WhenShort,
+}
+
+/// What a group is asked to be: [`GroupRecord::toward`] leads there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Who is to have a copy; as many copies there should be.
+    pub nodes: Nodes,
+    /// How many have to have a write.
+    pub ack: AckLevel,
+    /// With fewer members no write is acknowledged.
+    pub copies_min: u8,
+    /// What becomes of writes then.
+    pub when_short: WhenShort,
 }
 
 impl Config {
+    /// Whether there are too few members to acknowledge a write.
+    pub fn is_short(&self) -> bool {
+        self.members.count() < usize::from(self.copies_min)
+    }
+
+    /// Whether commits need the same, whoever the members are.
+    fn needs_as(&self, other: &Self) -> bool {
+        let needs = |config: &Self| {
+            (
+                config.replicas,
+                config.ack,
+                config.copies_min,
+                config.when_short,
+            )
+        };
+        needs(self) == needs(other)
+    }
+
     /// Members that have what is committed, the primary among them.
     pub fn copies_to_commit(&self) -> usize {
         let copies = match self.ack {
@@ -191,9 +236,14 @@ pub enum RecordError {
     Primary,
     /// The members are not what the change may make of them.
     #[error(
-        "members change one at a time, the primary stays, who joins was named a joiner before, and how many copies a write needs stays as it is"
+        "members change one at a time, the primary stays, and who joins was named a joiner before"
     )]
     Members,
+    /// What commits need changes when it must not, or is nothing that a group can need.
+    #[error(
+        "what commits need is changed by the primary while it serves, and copies_min is from 1 to the number of replicas"
+    )]
+    Needs,
     /// The floor goes back.
     #[error("the floor of a record never goes back")]
     Floor,
@@ -292,6 +342,31 @@ impl GroupRecord {
         }
     }
 
+    /// The next record on the way to what the group is asked to be, while it is served; none: it is that already, but for
+    /// joiners that become members. What commits need changes first: a member that is to go is not needed for more than
+    /// that while the others go.
+    pub fn toward(&self, shape: &Shape) -> Option<Self> {
+        let primary = self.primary()?;
+        let members = &self.config.members;
+        let goes = |member: &Member| *member != primary && !shape.nodes.contains(member);
+        let gone = members.iter().find(goes);
+        let joiners = shape.nodes.iter().copied();
+        let next = Self {
+            revision: self.revision + 1,
+            config: Config {
+                members: members.only(|member| Some(member) != gone),
+                replicas: u8::try_from(shape.nodes.len()).unwrap_or(u8::MAX),
+                ack: shape.ack,
+                copies_min: shape.copies_min,
+                when_short: shape.when_short,
+            },
+            joiners: joiners.filter(|node| !members.contains(*node)).collect(),
+            ..self.clone()
+        };
+        let is_news = next.config != self.config || next.joiners != self.joiners;
+        is_news.then_some(next)
+    }
+
     /// Check that `next` may follow: the rules of the table.
     pub fn check_next(&self, next: &Self) -> Result<(), RecordError> {
         if next.revision != self.revision + 1 {
@@ -335,16 +410,14 @@ impl GroupRecord {
                         gone + come.len() <= 1 && come.is_subset(&self.joiners)
                     }
                 };
-                let is_same_level = (next.config.replicas, next.config.ack)
-                    == (self.config.replicas, self.config.ack);
                 let is_disjoint = !next.joiners.iter().any(|joiner| new.contains(*joiner));
-                if !is_allowed
-                    || !is_same_level
-                    || !is_disjoint
-                    || !new.contains(primary)
-                    || !stay.are_among(old)
-                {
+                if !is_allowed || !is_disjoint || !new.contains(primary) || !stay.are_among(old) {
                     return Err(RecordError::Members);
+                }
+                let is_served = matches!(self.phase, Phase::Serving { .. });
+                let can_need = (1..=next.config.replicas).contains(&next.config.copies_min);
+                if !next.config.needs_as(&self.config) && !(is_served && can_need) {
+                    return Err(RecordError::Needs);
                 }
                 Ok(())
             }
@@ -386,6 +459,17 @@ mod tests {
             members: members(nodes),
             replicas: 3,
             ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
+        }
+    }
+
+    fn shape(nodes: impl IntoIterator<Item = u16>, ack: AckLevel, copies_min: u8) -> Shape {
+        Shape {
+            nodes: joiners(nodes),
+            ack,
+            copies_min,
+            when_short: WhenShort::Wait,
         }
     }
 
@@ -461,9 +545,14 @@ mod tests {
             refused(&serving, &serving.join(seat(5))),
             RecordError::Members
         );
-        let mut fewer = serving.with_joiners(joiners([]));
-        fewer.config.ack = AckLevel::One;
-        assert_eq!(refused(&serving, &fewer), RecordError::Members);
+        let mut less = taking.serving(Member(1), members([0, 1]), floor);
+        less.config.ack = AckLevel::One;
+        assert_eq!(refused(&taking, &less), RecordError::Needs);
+        for copies_min in [0, 4] {
+            let mut never = serving.with_joiners(joiners([]));
+            never.config.copies_min = copies_min;
+            assert_eq!(refused(&serving, &never), RecordError::Needs);
+        }
         let both = serving.with_joiners(joiners([0]));
         assert_eq!(refused(&serving, &both), RecordError::Members);
         let later = Seat {
@@ -483,5 +572,51 @@ mod tests {
             refused(&first, &first.taking(Member(4))),
             RecordError::Taking
         );
+    }
+
+    /// Follow the records to a shape, each of which may follow the one before it.
+    fn follow(mut record: GroupRecord, shape: &Shape) -> GroupRecord {
+        while let Some(next) = record.toward(shape) {
+            assert_eq!(record.check_next(&next), Ok(()));
+            assert!(next.revision < 20, "it leads nowhere");
+            record = next;
+        }
+        record
+    }
+
+    #[test]
+    fn record_leads_to_what_the_group_is_asked_to_be() {
+        let first = GroupRecord::first(Member(0), config(0..3, AckLevel::All), joiners([]));
+        let one = follow(first.clone(), &shape([0], AckLevel::One, 1));
+        assert_eq!(one.config.members, members([0]));
+        assert_eq!((one.config.replicas, one.config.ack), (1, AckLevel::One));
+        assert_eq!(one.joiners, joiners([]));
+        assert_eq!(one.revision, 3, "members go one at a time");
+        let three = follow(one, &shape([0, 2, 5], AckLevel::Majority, 2));
+        assert_eq!(three.config.members, members([0]));
+        assert_eq!(three.joiners, joiners([2, 5]));
+        assert!(three.config.is_short());
+        let other = follow(first, &shape([0, 1, 5], AckLevel::All, 1));
+        assert_eq!(other.config.members, members([0, 1]));
+        assert_eq!(other.joiners, joiners([5]));
+    }
+
+    #[test]
+    fn needs_are_lowered_with_the_first_member_that_goes() {
+        let mut first = GroupRecord::first(Member(0), config(0..3, AckLevel::All), joiners([]));
+        first.config.copies_min = 3;
+        let next = first.toward(&shape([0], AckLevel::All, 1)).unwrap();
+        assert_eq!(
+            (next.config.members.count(), next.config.copies_min),
+            (2, 1)
+        );
+        assert!(!next.config.is_short());
+    }
+
+    #[test]
+    fn record_that_is_being_taken_leads_nowhere() {
+        let first = GroupRecord::first(Member(0), config(0..3, AckLevel::All), joiners([]));
+        let taking = first.taking(Member(1));
+        assert_eq!(taking.toward(&shape([0], AckLevel::One, 1)), None);
     }
 }

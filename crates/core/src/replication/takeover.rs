@@ -544,7 +544,7 @@ impl Takeover {
 mod tests {
     use alloc::string::ToString;
 
-    use super::super::record::{AckLevel, Config, Seat};
+    use super::super::record::{AckLevel, Config, Seat, WhenShort};
     use super::super::replica::{Replica, Superblock};
     use super::*;
 
@@ -560,6 +560,8 @@ mod tests {
             members: seats.collect(),
             replicas: 3,
             ack: AckLevel::Majority,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let record = GroupRecord::first(Member(1), config, Nodes::new()).taking(ME);
         Takeover::new(ME, record)

@@ -105,6 +105,8 @@ pub(super) struct Health {
     log_silent: Option<Nanos>,
     /// Whether what is too old of the log is what writes wait for, too.
     log_writes_silent: bool,
+    /// Too few nodes have copies of the log, and writes are refused for that.
+    copies_short: bool,
     /// Destage could not read what it needs of the log, and has not got there since.
     log_unreadable: bool,
     writes: Option<Failing>,
@@ -200,6 +202,16 @@ impl Health {
     /// Whether whoever waits for writes to the log is told of an error.
     pub(super) fn refuses_writes_for_silent_log(&self, when_full: WhenFull) -> bool {
         self.log_writes_silent && self.refuses_for_silent_log(when_full)
+    }
+
+    /// Whether too few nodes have copies of the log, and writes are refused for that.
+    pub(super) fn note_copies(&mut self, are_short: bool) {
+        self.copies_short = are_short;
+    }
+
+    /// Whether whoever waits for writes to the log is told of an error, since too few nodes have copies of it.
+    pub(super) fn refuses_writes_for_copies(&self) -> bool {
+        self.copies_short
     }
 
     /// Destage could not read what it needs of the log. Returns whether it could not before either.

@@ -20,6 +20,9 @@
 //! 4. After a close that gave operations up, nothing begins any more. Until they have ended
 //!    ([`Volume::is_idle`]) the log must not be opened: what is late may still be written to it.
 //!
+//! A log of which too few nodes have copies does not end its writes either. If those are to end with an error then
+//! ([`super::Event::CopiesShort`]), invariants 1 and 2 hold for them, too.
+//!
 //! A silent device is not a failed one, so [`super::LogFailure::PassThrough`] does not give the log up: the device may
 //! answer a moment later, to empty the log it would have to be read, and a write that is late could reach the device
 //! at any time, even after another node has opened the log. A device that has failed ends its operations with an
@@ -32,6 +35,9 @@ use crate::base::error::RequestError;
 impl Volume {
     /// At every poll: answer those who wait for a log that is silent, if they are not to wait for it.
     pub(super) fn answer_for_silent_log(&mut self, cx: &mut Context<'_>) {
+        if self.health.refuses_writes_for_copies() && self.phase != Phase::Opening {
+            self.refuse_log_writes(cx);
+        }
         if !self.health.refuses_for_silent_log(self.config.when_full) {
             return;
         }
@@ -42,17 +48,22 @@ impl Volume {
             .health
             .refuses_writes_for_silent_log(self.config.when_full)
         {
-            let (reads, mut from) = self.read_side();
-            reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
-            self.writes
-                .waiters
-                .refuse(RequestError::Io, &mut self.port, cx);
-            self.writes
-                .refuse_admission(RequestError::Io, &mut self.port, cx);
+            self.refuse_log_writes(cx);
             (self.direct).refuse_what_mark_delays(RequestError::Io, &mut self.port, cx);
         }
         let (direct, mut from) = self.direct_side();
         direct.refuse_flushes_behind_destage(RequestError::Io, &mut from, cx);
+    }
+
+    /// Tell those of an error who wait for writes to the log, or for room in it.
+    fn refuse_log_writes(&mut self, cx: &mut Context<'_>) {
+        let (reads, mut from) = self.read_side();
+        reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
+        self.writes
+            .waiters
+            .refuse(RequestError::Io, &mut self.port, cx);
+        self.writes
+            .refuse_admission(RequestError::Io, &mut self.port, cx);
     }
 
     /// The volume closes, and its log is silent: let go of it, as if a write to it had failed.

@@ -435,11 +435,10 @@ impl Volume {
                 .port
                 .reply(id, Kind::Other, Err(RequestError::Policy), cx);
         }
-        if self
-            .health
-            .refuses_writes_for_silent_log(self.config.when_full)
-            && !self.direct.is_direct()
-        {
+        let health = &self.health;
+        let refuses = health.refuses_writes_for_silent_log(self.config.when_full)
+            || health.refuses_writes_for_copies();
+        if refuses && !self.direct.is_direct() {
             // It would fill the log, and be told of an error all the same.
             return self.port.reply(id, Kind::Other, Err(RequestError::Io), cx);
         }

@@ -11,8 +11,8 @@ pub mod joining;
 pub mod records;
 pub mod spec;
 
-use hdcs_api::groups::Ack;
-use hdcs_core::replication::record::AckLevel;
+use hdcs_api::groups::{Ack, WhenShort as ShortWord};
+use hdcs_core::replication::record::{AckLevel, WhenShort};
 
 /// An ack level as files and the API name it.
 pub const fn ack_word(level: AckLevel) -> Ack {
@@ -29,5 +29,21 @@ pub const fn ack_level(word: Ack) -> AckLevel {
         Ack::One => AckLevel::One,
         Ack::Majority => AckLevel::Majority,
         Ack::All => AckLevel::All,
+    }
+}
+
+/// What becomes of writes for want of members, as files and the API name it.
+pub const fn short_word(what: WhenShort) -> ShortWord {
+    match what {
+        WhenShort::Wait => ShortWord::Wait,
+        WhenShort::Error => ShortWord::Error,
+    }
+}
+
+/// What is named so.
+pub const fn when_short(word: ShortWord) -> WhenShort {
+    match word {
+        ShortWord::Wait => WhenShort::Wait,
+        ShortWord::Error => WhenShort::Error,
     }
 }

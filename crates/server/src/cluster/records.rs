@@ -34,7 +34,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use hdcs_api::groups::Ack;
+use hdcs_api::groups::{Ack, WhenShort as ShortWord};
 use hdcs_core::replication::record::{
     Config, GroupRecord, Members, Nodes, Phase, RecordError, Seat,
 };
@@ -43,16 +43,16 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::spec::VolumeSpecFile;
-use super::{ack_level, ack_word};
+use super::{ack_level, ack_word, short_word, when_short};
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
 
 const RECORD: Kind = Kind {
     magic: "hdcs-group",
-    version: 1,
+    version: 2,
 };
 const SPEC: Kind = Kind {
     magic: "hdcs-group-volume",
-    version: 1,
+    version: 2,
 };
 const REMOVED: Kind = Kind {
     magic: "hdcs-group-removed",
@@ -686,6 +686,8 @@ struct RecordFile {
     members: Vec<SeatFile>,
     replicas: u8,
     ack: Ack,
+    copies_min: u8,
+    when_short: ShortWord,
     joiners: Vec<u16>,
     floor: PointFile,
 }
@@ -709,6 +711,8 @@ impl RecordFile {
             members: seats.collect(),
             replicas: config.replicas,
             ack: ack_word(config.ack),
+            copies_min: config.copies_min,
+            when_short: short_word(config.when_short),
             joiners: record.joiners.iter().map(|joiner| joiner.0).collect(),
             floor: PointFile {
                 position: record.floor.position,
@@ -729,6 +733,12 @@ impl RecordFile {
         if self.revision.max(self.epoch) > NUMBER_MAX {
             return Err(format!(
                 "a revision or an epoch above {NUMBER_MAX} was never reached"
+            ));
+        }
+        if !(1..=self.replicas).contains(&self.copies_min) {
+            return Err(format!(
+                "copies_min is {}, of {} replicas",
+                self.copies_min, self.replicas
             ));
         }
         if self.members.len() + self.joiners.len() > NODES_MAX {
@@ -764,6 +774,8 @@ impl RecordFile {
                 members,
                 replicas: self.replicas,
                 ack: ack_level(self.ack),
+                copies_min: self.copies_min,
+                when_short: when_short(self.when_short),
             },
             joiners,
             floor: Point {

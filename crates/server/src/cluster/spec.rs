@@ -50,8 +50,6 @@ pub struct VolumeSpecFile {
     /// How it is encrypted, if it is: the data key only wrapped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
-    /// With fewer members the volume takes no writes.
-    pub copies_min: u8,
     /// Settings that differ from the node's. The nodes' own should be the same, too.
     pub settings: BTreeMap<String, Value>,
 }
@@ -59,7 +57,7 @@ pub struct VolumeSpecFile {
 impl VolumeSpecFile {
     /// What other nodes have to know of a volume that this node is about to make, with this number of its log; none if it
     /// has no backend that others could reach.
-    pub fn of(entry: &Entry, log: u64, copies_min: u8) -> Option<Self> {
+    pub fn of(entry: &Entry, log: u64) -> Option<Self> {
         Some(Self {
             revision: 1,
             name: entry.name.clone(),
@@ -70,7 +68,6 @@ impl VolumeSpecFile {
             backend: entry.backend.clone()?,
             backend_identity: entry.backend_identity.clone(),
             encryption: entry.encryption.clone(),
-            copies_min,
             settings: entry.settings.clone(),
         })
     }
@@ -145,9 +142,6 @@ impl VolumeSpecFile {
         if self.settings.len() > SETTINGS_MAX {
             return Err(format!("it has more than {SETTINGS_MAX} settings"));
         }
-        if self.copies_min == 0 {
-            return Err("it serves without any copy".to_owned());
-        }
         Ok(())
     }
 }
@@ -161,7 +155,7 @@ pub(super) mod tests {
         let mut entry = entry("v", 7);
         entry.backend = Some("file:/shared/v.img?shared=on".to_owned());
         entry.backend_identity = Some("image 5".to_owned());
-        VolumeSpecFile::of(&entry, 0xfeed_beef, 1).unwrap()
+        VolumeSpecFile::of(&entry, 0xfeed_beef).unwrap()
     }
 
     #[test]
@@ -171,10 +165,10 @@ pub(super) mod tests {
         let there = spec.entry(12);
         assert_eq!((there.number, there.uuid), (12, spec.uuid));
         assert!(there.is_replicated && there.log.prepared.is_none());
-        assert_eq!(VolumeSpecFile::of(&there, spec.log, 1), Some(spec.clone()));
+        assert_eq!(VolumeSpecFile::of(&there, spec.log), Some(spec.clone()));
         assert_eq!(spec.ring_blocks(), (16 << 20) / 4096 - LOG_HEADER_BLOCKS);
         let own_file = entry("v", 7);
-        assert_eq!(VolumeSpecFile::of(&own_file, 1, 1), None);
+        assert_eq!(VolumeSpecFile::of(&own_file, 1), None);
     }
 
     #[test]
@@ -219,10 +213,6 @@ pub(super) mod tests {
             },
             VolumeSpecFile {
                 revision: 0,
-                ..good.clone()
-            },
-            VolumeSpecFile {
-                copies_min: 0,
                 ..good
             },
         ];

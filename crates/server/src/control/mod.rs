@@ -30,7 +30,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 pub use description::openapi;
 use hdcs_api::events::{Event, Outcome};
-use hdcs_api::groups::{Group, TakeOver};
+use hdcs_api::groups::{Group, GroupChange, TakeOver};
 use hdcs_api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
     Detached, ErrorKind, EventQuery, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, Reloaded,
@@ -501,6 +501,20 @@ async fn get_group(State(node): Shared, Path(name): Path<String>) -> Answer<Grou
     Ok(Json(node.groups.show(&name).await?))
 }
 
+/// Change the group of a volume: how many copies there are and where, how many of them a write has, and what becomes of
+/// writes for want of members. Asked at the node that serves. The nodes that come are brought up afterwards.
+#[utoipa::path(patch, path = "/v1/groups/{name}", params(("name" = String, Path)),
+    request_body = GroupChange,
+    responses((status = 200, body = Group), (status = 400, body = ApiError),
+        (status = 404, body = ApiError), (status = 409, body = ApiError)))]
+async fn set_group(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Json(request): Json<GroupChange>,
+) -> Answer<Group> {
+    detached(async move { node.set_group(&name, request).await }).await
+}
+
 /// Have this node, a member of the volume's group, become its primary.
 #[utoipa::path(post, path = "/v1/volumes/{name}/takeover", params(("name" = String, Path)),
     request_body = TakeOver,
@@ -581,7 +595,7 @@ fn described() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(check_volume))
         .routes(routes!(scrub_volume, cancel_scrub))
         .routes(routes!(list_groups))
-        .routes(routes!(get_group))
+        .routes(routes!(get_group, set_group))
         .routes(routes!(take_over_volume))
         .routes(routes!(list_events))
         .routes(routes!(get_metrics))

@@ -22,7 +22,7 @@ use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
 use hdcs_core::replication::participant::Status;
-use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::volume::sharing::GivenBack;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
 use hdcs_device::DeviceRegion;
@@ -575,8 +575,12 @@ pub enum Command {
     OpenCopy(Box<CopySpec>, Answer<()>),
     /// Let go of the copy of a volume that is not open.
     CloseCopy(Uuid, Answer<()>),
+    /// The same of one that was brought up before the record of this revision, which does not name this node.
+    ForgetCopy(Uuid, u64, Answer<()>),
     /// The store has this record of a volume's group.
     SeeRecord(Uuid, Box<GroupRecord>),
+    /// Have a volume's group become this: only who serves it does that.
+    Configure(Uuid, Box<Shape>, Answer<()>),
     /// It is not known how asking for a record ended; the one that was seen last is still there.
     AskAgain(Uuid),
     /// What may be known of the copy of a volume's log.
@@ -626,7 +630,9 @@ impl Command {
             | Self::JoinCluster(_)
             | Self::OpenCopy(..)
             | Self::CloseCopy(..)
+            | Self::ForgetCopy(..)
             | Self::SeeRecord(..)
+            | Self::Configure(..)
             | Self::AskAgain(_)
             | Self::CopyStatus(..) => Concern::Shared,
             Self::Forget(..) | Self::Follow(..) | Self::Report(_) | Self::Stop { .. } => {

@@ -47,6 +47,7 @@ use crate::log_limit::LogLimit;
 /// Why something cannot be done to a volume.
 pub(super) const NOT_OPEN: &str = "the volume is not open on this node";
 const NO_COPY: &str = "this node has no copy of its log";
+const NOT_SERVED: &str = "this node does not serve its group any more, or would be left out";
 /// Why nothing is begun any more.
 pub(super) const STOPPING: &str = "the node is stopping";
 
@@ -167,10 +168,22 @@ impl Shard {
             }
             Command::OpenCopy(spec, answer) => groups::open_copy(self, spec, answer),
             Command::CloseCopy(volume, answer) => tell(answer, groups::close_copy(self, volume)),
+            Command::ForgetCopy(volume, revision, answer) => {
+                tell(answer, groups::forget_copy(self, volume, revision));
+            }
             Command::SeeRecord(volume, record) => {
                 if let Some(groups) = &mut self.state.groups {
                     groups.see(self.state.now, volume, &record);
                 }
+            }
+            Command::Configure(volume, shape, answer) => {
+                let now = self.state.now;
+                let groups = self.state.groups.as_mut();
+                let is_begun = groups.is_some_and(|groups| groups.configure(now, volume, *shape));
+                tell(
+                    answer,
+                    is_begun.then_some(()).ok_or_else(|| NOT_SERVED.to_owned()),
+                );
             }
             Command::AskAgain(volume) => {
                 if let Some(groups) = &mut self.state.groups {

@@ -32,13 +32,14 @@ use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Participant, Status, Times};
-use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::volume::Copies;
 use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
 pub use opening::{CopyError, CopyOpened, CopySpec, open};
 pub use performing::{
-    close_copy, copy_opened, finished, is_of_links, link_finished, open_copy, run, take_leave,
+    close_copy, copy_opened, finished, forget_copy, is_of_links, link_finished, open_copy, run,
+    take_leave,
 };
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -108,8 +109,6 @@ struct Copy {
     device: Arc<Device>,
     /// Reads of the volume that wait until what they read was repaired, and where they read.
     repairs: BTreeMap<Token, (u64, BufMut)>,
-    /// With fewer members writes of the volume wait.
-    copies_min: usize,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
     /// When members are met again whose links were broken for its sake.
@@ -187,6 +186,7 @@ impl Groups {
         let copy = self.copies.get_mut(group)?;
         copy.slot = Some(slot);
         copy.participant.stand();
+        self.touch(group);
         Some(group)
     }
 
@@ -239,10 +239,9 @@ impl Groups {
     fn copies_of(&self, group: u32) -> Option<(u32, Copies)> {
         let copy = self.copies.get(group)?;
         let config = &copy.participant.record()?.config;
-        let members = config.members.count();
-        let copies = if members < copy.copies_min {
+        let copies = if config.is_short() {
             Copies::TooFew
-        } else if members < usize::from(config.replicas) {
+        } else if config.members.count() < usize::from(config.replicas) {
             Copies::Short
         } else {
             Copies::All
@@ -253,6 +252,15 @@ impl Groups {
     /// The store has this record of the volume's group.
     pub fn see(&mut self, now: Nanos, volume: Uuid, record: &GroupRecord) {
         self.with(volume, |copy| copy.participant.see(now, record));
+    }
+
+    /// Have the volume's group become this. Returns whether this node serves it and may have it so.
+    pub fn configure(&mut self, now: Nanos, volume: Uuid, shape: Shape) -> bool {
+        let mut is_begun = false;
+        self.with(volume, |copy| {
+            is_begun = copy.participant.configure(now, shape);
+        });
+        is_begun
     }
 
     /// It is not known how asking for a record ended, and the one that was seen last is still there.
@@ -280,7 +288,6 @@ impl Groups {
         let keys = keys.map(|keys| -> Arc<dyn LogKeys> { Arc::new(keys) });
         let pool = Arc::clone(pool);
         let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
-        participant.set_copies_min(spec.copies_min);
         if opened.damaged_blocks > 0 {
             tracing::error!(
                 volume = %spec.volume,
@@ -298,7 +305,6 @@ impl Groups {
             participant,
             device: opened.device,
             repairs: BTreeMap::new(),
-            copies_min: spec.copies_min,
             slot: None,
             again: BTreeMap::new(),
             no_logs: 0,

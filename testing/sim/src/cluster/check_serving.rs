@@ -70,7 +70,7 @@ impl Serving {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::replication::record::{AckLevel, Config, Nodes, Seat};
+    use hdcs_core::replication::record::{AckLevel, Config, Nodes, Seat, WhenShort};
 
     use super::*;
 
@@ -84,6 +84,8 @@ mod tests {
             members: [seat(0), seat(1)].into_iter().collect(),
             replicas: 2,
             ack: AckLevel::All,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let first = GroupRecord::first(Member(0), config, Nodes::new());
         let mut serving = Serving::default();

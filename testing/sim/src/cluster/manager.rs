@@ -119,7 +119,7 @@ impl Manager {
 
 #[cfg(test)]
 mod tests {
-    use hdcs_core::replication::record::{AckLevel, Config, Seat};
+    use hdcs_core::replication::record::{AckLevel, Config, Seat, WhenShort};
 
     use super::*;
 
@@ -130,6 +130,8 @@ mod tests {
             members: [Seat { member, joined: 1 }].into_iter().collect(),
             replicas: 2,
             ack: AckLevel::All,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let record = GroupRecord::first(member, config, Nodes::new());
         let mut manager = Manager::new(2, 0, 1);

@@ -102,7 +102,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use hdcs_core::replication::Member;
-    use hdcs_core::replication::record::{AckLevel, Config, Nodes, Seat};
+    use hdcs_core::replication::record::{AckLevel, Config, Nodes, Seat, WhenShort};
 
     use super::*;
 
@@ -112,6 +112,8 @@ mod tests {
             members: [Seat { member, joined: 1 }].into_iter().collect(),
             replicas: 1,
             ack: AckLevel::All,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         GroupRecord::first(member, config, Nodes::new())
     }

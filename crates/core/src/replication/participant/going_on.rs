@@ -13,6 +13,7 @@ use crate::replication::Member;
 use crate::replication::Spans;
 use crate::replication::group::Group;
 use crate::replication::message::{Message, Question};
+use crate::replication::record::WhenShort;
 use crate::replication::takeover::Step;
 
 impl Participant {
@@ -67,7 +68,7 @@ impl Participant {
         }
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));
-        self.stands = false;
+        (self.stands, self.refuses) = (false, false);
         self.deadlines.begin(self.now);
         self.part = part;
         for member in &self.links {
@@ -275,7 +276,9 @@ impl Participant {
         let Part::Serves(group) = &self.part else {
             return;
         };
-        let is_short = group.record().config.members.count() < self.copies_min;
+        let config = &group.record().config;
+        let is_short = config.is_short();
+        let refuses = self.stands && is_short && config.when_short == WhenShort::Error;
         let (committed, retired) = (group.committed(), group.retired());
         // What a superblock says keeps nobody's data: it opens, destages and closes with fewer.
         while !is_short && let Some(token) = self.standing.next_committed(committed) {
@@ -283,6 +286,9 @@ impl Participant {
         }
         if let Some(token) = self.superblocks.next_retired(retired) {
             self.end(token, Ok(()));
+        }
+        if core::mem::replace(&mut self.refuses, refuses) != refuses {
+            self.acts.push(Act::Short(refuses));
         }
     }
 

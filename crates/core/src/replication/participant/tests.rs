@@ -21,7 +21,7 @@ use crate::log::replay::{Found as Replayed, Replay};
 use crate::log::write_log::{Entry, WriteLog};
 use crate::replication::Point;
 use crate::replication::message::{Change, Cut};
-use crate::replication::record::{AckLevel, Config, Nodes, Seat};
+use crate::replication::record::{AckLevel, Config, Nodes, Seat, Shape, WhenShort};
 
 const VOLUME: [u8; 16] = [7; 16];
 const LOG: u64 = 99;
@@ -34,6 +34,7 @@ struct Writer {
     next_token: u64,
     is_fenced: bool,
     is_open: bool,
+    told_short: Vec<bool>,
 }
 
 struct Node {
@@ -123,6 +124,16 @@ fn replay(disk: &[u8], pool: &Arc<Pool>) -> (WriteLog, Found) {
     (replay.into_log(), Found { superblock, spans })
 }
 
+/// So many nodes with a copy each, at `all`.
+fn shape_of(count: u16, copies_min: u8, when_short: WhenShort) -> Shape {
+    Shape {
+        nodes: members(count).into_iter().collect(),
+        ack: AckLevel::All,
+        copies_min,
+        when_short,
+    }
+}
+
 impl Writer {
     fn new(log: WriteLog) -> Self {
         Self {
@@ -131,6 +142,7 @@ impl Writer {
             next_token: 0,
             is_fenced: false,
             is_open: false,
+            told_short: Vec::new(),
         }
     }
 
@@ -177,6 +189,8 @@ impl Net {
             .collect(),
             replicas: count as u8,
             ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         let joiners: Nodes = members(count).into_iter().skip(1).collect();
         let record = GroupRecord::first(first, config, joiners);
@@ -302,6 +316,13 @@ impl Net {
     fn take(&mut self, candidate: Member) {
         let taking = self.record.taking(candidate);
         self.write_record(taking);
+    }
+
+    /// The first node, which serves, is asked to have the group become this.
+    fn configure(&mut self, shape: Shape) {
+        let now = self.now;
+        assert!(self.participant(Member(0)).configure(now, shape));
+        self.settle();
     }
 
     fn write_record(&mut self, record: GroupRecord) {
@@ -487,6 +508,7 @@ impl Net {
             }
             Act::Began => self.open(member),
             Act::Fenced => self.node(member).writer = None,
+            Act::Short(refuses) => self.writer(member).told_short.push(refuses),
             Act::Stopped(_) => self.node(member).stopped += 1,
             Act::Failed(error) => panic!("{error}"),
         }
@@ -880,7 +902,7 @@ fn leader_that_sends_another_log_is_dropped_and_the_copy_stays_as_it_is() {
 #[test]
 fn fewer_members_than_the_least_number_commit_nothing() {
     let mut net = Net::healthy(AckLevel::All);
-    net.participant(Member(0)).set_copies_min(2);
+    net.configure(shape_of(3, 2, WhenShort::Wait));
     net.kill(Member(1));
     net.kill(Member(2));
     net.pass(5_000);
@@ -891,6 +913,58 @@ fn fewer_members_than_the_least_number_commit_nothing() {
     net.start(Member(1));
     net.pass(3_000);
     assert!(net.writer(Member(0)).tokens.is_empty());
+}
+
+#[test]
+fn what_stands_on_the_log_is_told_when_writes_are_to_fail_for_want_of_members() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.configure(shape_of(3, 2, WhenShort::Error));
+    net.kill(Member(1));
+    net.pass(5_000);
+    assert_eq!(net.writer(Member(0)).told_short, []);
+    net.kill(Member(2));
+    net.pass(5_000);
+    assert_eq!(net.writer(Member(0)).told_short, [true]);
+    net.start(Member(1));
+    net.pass(3_000);
+    assert_eq!(net.writer(Member(0)).told_short, [true, false]);
+}
+
+#[test]
+fn group_becomes_what_it_is_asked_to_be_and_members_that_go_are_not_waited_for() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.write(Member(0), 1, 1);
+    net.pass(100);
+    let one = Shape {
+        nodes: [Member(0)].into_iter().collect(),
+        ..shape_of(3, 1, WhenShort::Wait)
+    };
+    net.configure(one);
+    assert_eq!(net.record.config.members.count(), 1);
+    assert!(net.record.joiners.is_empty());
+    net.kill(Member(1));
+    net.kill(Member(2));
+    net.write(Member(0), 1, 1);
+    net.pass(100);
+    assert!(net.writer(Member(0)).tokens.is_empty());
+    net.start(Member(1));
+    net.start(Member(2));
+    net.configure(shape_of(3, 1, WhenShort::Wait));
+    net.pass(5_000);
+    assert_eq!(net.record.config.members.count(), 3);
+}
+
+#[test]
+fn only_who_serves_has_its_group_change() {
+    let mut net = Net::healthy(AckLevel::All);
+    let now = net.now;
+    let asked = shape_of(3, 1, WhenShort::Wait);
+    assert!(!net.participant(Member(1)).configure(now, asked.clone()));
+    let without = Shape {
+        nodes: [Member(1), Member(2)].into_iter().collect(),
+        ..asked
+    };
+    assert!(!net.participant(Member(0)).configure(now, without));
 }
 
 #[test]

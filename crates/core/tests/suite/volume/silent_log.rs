@@ -109,6 +109,39 @@ fn silent_log_is_an_error_to_those_who_are_not_to_wait() {
 }
 
 #[test]
+fn writes_are_an_error_while_too_few_nodes_have_copies_of_the_log() {
+    let mut world = world(WhenFull::Wait);
+    world.log_silent = Some(Vec::new());
+    send_write(&mut world, 1, 1);
+    send(&mut world, 2, Request::Flush);
+    world.step(Event::Poll);
+    assert!(world.replies.is_empty());
+    world.step(Event::CopiesShort(true));
+    world.step(Event::Poll);
+    let io = Some(RequestError::Io);
+    // They may be there some time, or not.
+    assert_eq!(errors(&mut world), [(1, io), (2, io)]);
+    send_write(&mut world, 3, 2);
+    send(&mut world, 4, Request::Flush);
+    world.step(Event::Poll);
+    assert_eq!(errors(&mut world), [(3, io), (4, io)]);
+    send(
+        &mut world,
+        5,
+        Request::Read {
+            range: SectorRange::new(800, 8),
+        },
+    );
+    assert_eq!(errors(&mut world), [(5, None)]);
+    let token = world.log_silent.take().expect("set").remove(0);
+    end(&mut world, token, Ok(Done::Written));
+    world.step(Event::CopiesShort(false));
+    assert_eq!(world.read(BLOCK)[..], [1; 4096]);
+    world.write(8, &[3; 4096]);
+    assert_eq!(world.read(BLOCK)[..], [3; 4096]);
+}
+
+#[test]
 fn silent_log_does_not_keep_a_read_that_is_not_to_wait() {
     for when_full in [WhenFull::Wait, WhenFull::Error] {
         let mut world = world(when_full);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Barrier;
 use std::thread;
 
-use hdcs_core::replication::record::AckLevel;
+use hdcs_core::replication::record::{AckLevel, WhenShort};
 
 use super::super::spec::tests::spec;
 use super::*;
@@ -19,6 +19,8 @@ fn first() -> GroupRecord {
         members: seats.into_iter().collect(),
         replicas: 3,
         ack: AckLevel::Majority,
+        copies_min: 2,
+        when_short: WhenShort::Error,
     };
     GroupRecord::first(A, config, Nodes::from([C]))
 }

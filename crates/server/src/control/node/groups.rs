@@ -3,16 +3,19 @@
 //! What is asked for is checked here, and the records are read here. The data path does the rest, by [`Replication`]; on
 //! a node whose data path has none of it, whatever needs it is refused.
 
+mod changes;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use hdcs_api::groups::{
-    Group, GroupPhase, GroupRecord as ApiRecord, GroupRequest, GroupRole, GroupView, TakeOver,
+    Group, GroupChange, GroupPhase, GroupRecord as ApiRecord, GroupRequest, GroupRole, GroupView,
+    TakeOver,
 };
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Mode};
 use hdcs_core::replication::Member;
-use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Phase, Seat};
+use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Phase, Seat, Shape};
 use hdcs_core::volume::LogFailure;
 use uuid::Uuid;
 
@@ -21,7 +24,7 @@ use super::{ANSWER_TIME_MAX, at_volume, failed, invalid, looks};
 use crate::catalogue::{Entry, VolumeName};
 use crate::cluster::records::{RecordStore, StoreError};
 use crate::cluster::spec::VolumeSpecFile;
-use crate::cluster::{ack_level, ack_word};
+use crate::cluster::{ack_level, ack_word, short_word, when_short};
 use crate::config::VolumeSettings;
 use crate::config::cluster::Cluster;
 
@@ -44,6 +47,10 @@ pub trait Replication: Send + Sync {
     /// Have this node, a member that does not serve, take the group whose newest record is given. It ends when the volume
     /// is served, or with the reason why it is not.
     fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()>;
+
+    /// Have the group become this, whose newest record is given and which this node serves. It ends when a record says
+    /// so, or with the reason why none does.
+    fn configure(&self, spec: VolumeSpecFile, record: GroupRecord, shape: Shape) -> Work<()>;
 }
 
 /// The group that a new volume is to have.
@@ -68,6 +75,8 @@ impl GroupPlan {
             members: [seat].into_iter().collect(),
             replicas: self.request.replicas,
             ack: ack_level(self.request.ack),
+            copies_min: self.request.copies_least(),
+            when_short: when_short(self.request.when_short),
         };
         GroupRecord::first(self.primary, config, self.others.clone())
     }
@@ -184,10 +193,59 @@ impl Groups {
         Ok(Some(plan))
     }
 
+    /// The group that a volume of this node alone is to have.
+    pub fn plan_for(&self, entry: &Entry, change: &GroupChange) -> Result<GroupPlan, ApiError> {
+        let name = &entry.name;
+        let at = |why: &str| invalid(format!("volume {name}: {why}"));
+        let cluster = self.cluster()?;
+        let nodes = change.nodes.clone().unwrap_or_default();
+        let count = u8::try_from(nodes.len()).unwrap_or(u8::MAX);
+        let replicas = change.replicas.unwrap_or(count);
+        if nodes.is_empty() || replicas < 2 {
+            return Err(at(
+                "it has no group, and is on this node alone: say which 2 or 3 nodes are to have copies (--replicas, --nodes)",
+            ));
+        }
+        if entry.encryption.is_some() {
+            return Err(at("an encrypted volume has no copies on other nodes yet"));
+        }
+        let (own, mut others): (Vec<_>, Vec<_>) =
+            nodes.into_iter().partition(|node| *node == cluster.node);
+        let mut nodes = own;
+        nodes.append(&mut others);
+        let request = GroupRequest {
+            replicas,
+            ack: change.ack.unwrap_or_default(),
+            nodes,
+            copies_min: change.copies_min,
+            when_short: change.when_short.unwrap_or_default(),
+        };
+        if request.when_short == hdcs_api::groups::WhenShort::Error && request.copies_least() > 1 {
+            return Err(at(
+                "until other nodes have joined, all writes would fail: say when_short error once `hdcs group show` says that \
+                 they have",
+            ));
+        }
+        let create = CreateVolume {
+            name: name.to_string(),
+            mode: if entry.home.is_some() {
+                Mode::Storage
+            } else {
+                Mode::Cache
+            },
+            backend: entry.backend.clone(),
+            settings: entry.settings.clone(),
+            group: Some(request),
+            ..CreateVolume::default()
+        };
+        let plan = self.plan(name, &create)?;
+        plan.ok_or_else(|| at("it has no group"))
+    }
+
     /// Make the group of a volume whose files are there, with this number of its log, before it is opened.
     pub async fn found(&self, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), ApiError> {
         let name = &entry.name;
-        let spec = VolumeSpecFile::of(entry, log, plan.request.copies_least());
+        let spec = VolumeSpecFile::of(entry, log);
         let spec = spec.ok_or_else(|| failed(format!("volume {name}: it has no backend")))?;
         if self.find(name.as_str()).await.is_ok() {
             return Err(ApiError::new(
@@ -390,7 +448,7 @@ impl Groups {
         Group {
             volume: spec.name.to_string(),
             uuid: spec.uuid.to_string(),
-            record: Some(in_api(cluster, spec, record)),
+            record: Some(in_api(cluster, record)),
             trouble: None,
             here: replication.and_then(|path| path.view(spec.uuid)),
         }
@@ -398,7 +456,7 @@ impl Groups {
 }
 
 /// A record as the API says it.
-fn in_api(cluster: &Cluster, spec: &VolumeSpecFile, record: &GroupRecord) -> ApiRecord {
+fn in_api(cluster: &Cluster, record: &GroupRecord) -> ApiRecord {
     let (phase, primary) = match record.phase {
         Phase::Taking { candidate } => (GroupPhase::Taking, candidate),
         Phase::Serving { primary } => (GroupPhase::Serving, primary),
@@ -414,7 +472,9 @@ fn in_api(cluster: &Cluster, spec: &VolumeSpecFile, record: &GroupRecord) -> Api
         joiners: record.joiners.iter().copied().map(called).collect(),
         ack: ack_word(config.ack),
         replicas: config.replicas,
-        copies_min: spec.copies_min,
+        copies_min: config.copies_min,
+        when_short: short_word(config.when_short),
+        short: config.is_short(),
         floor_blocks: record.floor.position,
     }
 }

@@ -106,13 +106,18 @@ impl Move {
 pub(super) struct Moves(Mutex<BTreeMap<u32, Move>>);
 
 impl Moves {
-    fn begin(&self, number: VolumeNumber, to: Moving, before: VolumeReport) -> Underway<'_> {
+    /// A volume moves until it is open or given up.
+    fn note(&self, number: VolumeNumber, to: Moving, before: VolumeReport) {
         let one = Move {
             to,
             before: Arc::new(before),
             ended: None,
         };
         lock(&self.0).insert(number.0, one);
+    }
+
+    fn begin(&self, number: VolumeNumber, to: Moving, before: VolumeReport) -> Underway<'_> {
+        self.note(number, to, before);
         Underway {
             moves: self,
             number,
@@ -265,6 +270,16 @@ impl Node {
 
     /// Close a volume on its shard, and open it on another one.
     async fn depart_and_open(&self, entry: &Entry, to: Moving) -> Result<(), ApiError> {
+        let destination = self.depart(entry, to).await?;
+        let volumes = self.volumes.count();
+        let opened = self.open_at(entry, volumes, destination).await;
+        self.arrived(entry, opened.is_ok()).await;
+        opened.map_err(|failure| self.volumes.refusal(entry.name.as_str(), &failure))
+    }
+
+    /// Close a volume on its shard while its clients wait, and note that it moves. Where it is to be opened, whoever calls
+    /// this says [`Self::arrived`].
+    pub(super) async fn depart(&self, entry: &Entry, to: Moving) -> Result<Destination, ApiError> {
         let name = entry.name.as_str();
         let number = VolumeNumber(entry.number);
         self.volumes.explain(name, Some(to.to_string()));
@@ -290,20 +305,28 @@ impl Node {
         })?;
         self.volumes.put(entry.clone(), Some(NotOpen::Moving(to)));
         self.records.closed(entry.number, departed.left).await;
-        let destination = Destination {
+        Ok(Destination {
             shard: Some(to.shard),
             continues: Some(departed.opening),
             memory: departed.memory,
-        };
-        let volumes = self.volumes.count();
-        let opened = self.open_at(entry, volumes, destination).await;
+        })
+    }
+
+    /// A volume that has departed is open, or is not: its clients go on, or end.
+    pub(super) async fn arrived(&self, entry: &Entry, is_open: bool) {
+        let number = VolumeNumber(entry.number);
         // From now on it is shown as what it is.
-        match opened {
-            Ok(()) => self.moves.end(number),
-            Err(_) => self.moves.give_up(number),
+        if is_open {
+            self.moves.end(number);
+        } else {
+            self.moves.give_up(number);
         }
         say_follow(self.link.shared_path(), number).await;
-        opened.map_err(|failure| self.volumes.refusal(name, &failure))
+    }
+
+    /// Note that a volume, of which this is the last report, moves; until [`Self::arrived`].
+    pub(super) fn show_moving(&self, number: VolumeNumber, to: Moving, before: VolumeReport) {
+        self.moves.note(number, to, before);
     }
 }
 

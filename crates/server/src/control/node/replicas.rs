@@ -15,10 +15,16 @@
 //! Nothing opens by itself: that a node starts is no reason. But whom the record calls the primary, and who does not serve,
 //! takes the group once more: with a new epoch and with promises, as anybody else would.
 //!
+//! A node that is taken out of a group lets go of its copy by itself ([`forgetting`]).
+//!
 //! Invariants:
 //! 1. A volume with a group is opened only between `Began` and `Fenced`.
 //! 2. Of one group one thing is done at a time, in the order of what was told; but records are asked for at once, since what
 //!    is being done may wait for a member to leave.
+
+mod beginning;
+mod configuring;
+mod forgetting;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -30,7 +36,7 @@ use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status};
-use hdcs_core::replication::record::{GroupRecord, Phase};
+use hdcs_core::replication::record::{GroupRecord, Phase, Shape};
 use hdcs_core::volume::State;
 use hdcs_device::DeviceRegion;
 use hdcs_frontend::VolumeNumber;
@@ -39,8 +45,11 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::copies::{follow_spec, let_go, newest_entry};
+pub(super) use beginning::begin;
+
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
+use super::moving::Destination;
 use super::open::NotOpen;
 use super::resyncs::Resyncs;
 use super::setup::Setup;
@@ -90,6 +99,8 @@ struct Known {
     /// The record that was read last.
     record: Option<GroupRecord>,
     resyncs: Resyncs,
+    /// The volume was open without a group before, and clients wait for it.
+    waited_for: Option<Destination>,
 }
 
 /// See the module.
@@ -362,6 +373,11 @@ impl Replication for Replicas {
             replicas.await_served(spec.name.as_str(), spec.uuid).await
         })
     }
+
+    fn configure(&self, spec: VolumeSpecFile, record: GroupRecord, shape: Shape) -> Work<()> {
+        let replicas = self.clone();
+        Box::pin(async move { replicas.configure(&spec, &record, shape).await })
+    }
 }
 
 /// Follow the records and the copies for as long as the node lives.
@@ -479,10 +495,19 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
     let began = Instant::now();
     let mut is_said = false;
     loop {
+        let waited_for = replicas.with(volume, |known| known.waited_for.take());
+        let is_waited_for = waited_for.is_some();
+        let destination = waited_for.unwrap_or_default();
         let opened = match newest_entry(node, replicas, entry.clone()).await {
-            Ok(entry) => node.open(&entry, node.volumes.count()).await,
+            Ok(entry) => {
+                node.open_at(&entry, node.volumes.count(), destination)
+                    .await
+            }
             Err(error) => Err(OpenFailure::new(Failure::Unreachable, error.message)),
         };
+        if is_waited_for {
+            node.arrived(&entry, opened.is_ok()).await;
+        }
         let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");
             return Ok(());
@@ -562,7 +587,7 @@ async fn look_at_all(node: &Arc<Node>) {
         };
         let me = replicas.0.me;
         let is_mine = record.config.members.contains(me) || record.joiners.contains(&me);
-        if !is_mine {
+        if !is_mine && !forgetting::has_copy(node, volume) {
             continue;
         }
         replicas.with(volume, |known| known.record = Some(record.clone()));
@@ -571,6 +596,9 @@ async fn look_at_all(node: &Arc<Node>) {
             replicas.with(volume, |known| known.trouble = Some(error.to_string()));
         }
         replicas.look(volume).await;
+        if !is_mine {
+            forgetting::forget_copy(node, replicas, volume, &record).await;
+        }
     }
 }
 
@@ -588,6 +616,10 @@ async fn look_at(
     if !replicas.with(volume, |known| known.is_open) {
         replicas.with(volume, |known| known.open_at = Some(now + FAULT_PERIOD));
         let entry = match entry_of(node, volume) {
+            Some(entry) if !entry.is_replicated => {
+                replicas.with(volume, |known| known.open_at = None);
+                return beginning::go_on(node, replicas, &entry, record).await;
+            }
             Some(entry) => with_log(node, entry, spec).await?,
             None => make_own_copy(node, spec).await?,
         };
@@ -601,7 +633,6 @@ async fn look_at(
             log_number: spec.log,
             ring_blocks: spec.ring_blocks(),
             encryption: entry.encryption.clone(),
-            copies_min: usize::from(spec.copies_min),
         };
         let opened = node.link.ask("opening its copy", MOVE_TIME_MAX, |answer| {
             Command::OpenCopy(Box::new(copy), answer)
@@ -677,9 +708,15 @@ pub(super) async fn refuse_copy(node: &Node, name: &str, what: &str) -> Result<(
         );
     };
     let (store, volume) = (replicas.0.store.clone(), entry.uuid);
+    let me = replicas.0.me;
+    let names = move |record: &GroupRecord| {
+        record.config.members.contains(me) || record.joiners.contains(&me)
+    };
     let is_there = beside(move || match store.removed(volume)? {
         Some(_) => Ok(false),
-        None => store.read(volume).map(|record| record.is_some()),
+        None => store
+            .read(volume)
+            .map(|record| record.as_ref().is_some_and(names)),
     });
     let is_there: Result<bool, StoreError> = is_there.await?;
     if is_there.map_err(|error| failed(error.to_string()))? && !replicas.may_serve(volume) {

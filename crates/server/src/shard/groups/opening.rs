@@ -34,8 +34,6 @@ pub struct CopySpec {
     pub ring_blocks: u64,
     /// How it is encrypted, if it is.
     pub encryption: Option<Encryption>,
-    /// Below so many members nothing is committed.
-    pub copies_min: usize,
 }
 
 /// A copy that is open.

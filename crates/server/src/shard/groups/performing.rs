@@ -37,6 +37,8 @@ enum Told {
     },
     /// The group is another node's.
     Fenced,
+    /// Whether writes are to fail for want of members.
+    Short(bool),
 }
 
 impl Groups {
@@ -99,6 +101,7 @@ impl Groups {
                 self.tell(volume, GroupChange::Fenced);
                 return Some((slot?, Told::Fenced));
             }
+            Act::Short(refuses) => return Some((copy.slot?, Told::Short(refuses))),
             Act::Stopped(why) => self.tell(volume, GroupChange::Stopped(why.to_string())),
             Act::Failed(error) => self.tell(volume, GroupChange::Failed(error)),
         }
@@ -195,6 +198,9 @@ fn run_touched(state: &mut ShardState) {
                 }
                 // Its clients get no answer from here any more, whatever the control plane is busy with.
                 Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
+                Some((slot, Told::Short(refuses))) => {
+                    state.step(slot, Event::CopiesShort(refuses));
+                }
             }
         }
     }
@@ -302,6 +308,17 @@ pub fn copy_opened(shard: &mut Shard, token: Token, opened: Box<dyn Any + Send>)
         }
         Err(error) => tell(answer, Err(error.to_string())),
     }
+}
+
+/// Let go of a copy on which no volume stands, unless it was brought up under a newer record than this. From then on it
+/// answers nobody, so that it is not counted again.
+pub fn forget_copy(shard: &mut Shard, volume: Uuid, revision: u64) -> Result<(), String> {
+    let groups = shard.state.groups.as_ref().ok_or(NO_CLUSTER)?;
+    let joined = groups.status(volume).map_or(0, |status| status.joined);
+    if joined >= revision {
+        return Err("it was brought up again meanwhile".to_owned());
+    }
+    close_copy(shard, volume)
 }
 
 /// Let go of a copy on which no volume stands.

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use hdcs_api::groups::{Ack, GroupOther, GroupOtherState};
+use hdcs_api::groups::{Ack, GroupChange, GroupOther, GroupOtherState};
 use hdcs_api::value::Value;
 use hdcs_core::replication::Point;
+use hdcs_core::replication::record::AckLevel;
 
 use super::*;
 use crate::catalogue::tests::entry;
@@ -41,6 +42,7 @@ fn request(nodes: &[&str]) -> GroupRequest {
         ack: Ack::Majority,
         nodes: nodes.iter().map(ToString::to_string).collect(),
         copies_min: Some(1),
+        when_short: hdcs_api::groups::WhenShort::Wait,
     }
 }
 
@@ -58,6 +60,7 @@ fn create(nodes: &[&str]) -> CreateVolume {
 #[derive(Default)]
 struct FakePath {
     taken: Mutex<Vec<(Uuid, u64, bool)>>,
+    shapes: Mutex<Vec<Shape>>,
     refuses: bool,
 }
 
@@ -91,6 +94,11 @@ impl Replication for FakePath {
             }
             Ok(())
         })
+    }
+
+    fn configure(&self, _: VolumeSpecFile, _: GroupRecord, shape: Shape) -> Work<()> {
+        lock(&self.shapes).push(shape);
+        Box::pin(async { Ok(()) })
     }
 }
 
@@ -315,10 +323,7 @@ async fn group_is_made_with_its_volume_and_goes_with_it() {
     let (root, _path, groups, entry) = made(false).await;
     let store = RecordStore::new(root.path(), Member(1));
     let spec = store.spec(entry.uuid).unwrap().unwrap();
-    assert_eq!(
-        (spec.log, spec.log_bytes, spec.copies_min),
-        (77, entry.log.bytes, 1)
-    );
+    assert_eq!((spec.log, spec.log_bytes), (77, entry.log.bytes));
     assert_eq!(spec.entry(4), entry);
     // Another volume of its name would be shown and taken for it.
     let mut twin = entry.clone();
@@ -367,4 +372,129 @@ fn first_record_of_a_plan_may_be_followed_by_a_taking() {
     let first = plan.first_record();
     assert_eq!(first.floor, Point::default());
     assert_eq!(first.check_next(&first.taking(Member(1))), Ok(()));
+}
+
+fn change(nodes: &[&str]) -> GroupChange {
+    GroupChange {
+        nodes: Some(nodes.iter().map(ToString::to_string).collect()),
+        ..GroupChange::default()
+    }
+}
+
+/// The same groups, whose volume this node serves.
+async fn served() -> (tempfile::TempDir, Arc<FakePath>, Groups) {
+    let (root, path, groups, _) = made(false).await;
+    groups.take_over("v", TakeOver::default()).await.unwrap();
+    (root, path, groups)
+}
+
+#[tokio::test]
+async fn change_is_handed_on_with_what_stays_as_it_is() {
+    let (_root, path, groups) = served().await;
+    let nodes = |nodes: &[u16]| nodes.iter().copied().map(Member).collect::<Nodes>();
+    let asked = [
+        change(&["c", "a"]),
+        GroupChange {
+            replicas: Some(1),
+            ..GroupChange::default()
+        },
+        GroupChange {
+            ack: Some(Ack::All),
+            copies_min: Some(2),
+            ..GroupChange::default()
+        },
+    ];
+    for asked in asked {
+        groups.set("v", asked).await.unwrap();
+    }
+    // What is so already is not asked for.
+    groups.set("v", change(&["a", "b", "c"])).await.unwrap();
+    let shapes = lock(&path.shapes);
+    let said: Vec<_> = (shapes.iter())
+        .map(|shape| (shape.nodes.clone(), shape.ack, shape.copies_min))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (nodes(&[1, 3]), AckLevel::Majority, 1),
+            (nodes(&[1]), AckLevel::Majority, 1),
+            (nodes(&[1, 2, 3]), AckLevel::All, 2),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn change_that_cannot_be_is_refused() {
+    let (_root, path, groups) = served().await;
+    let of = |edit: &dyn Fn(&mut GroupChange)| {
+        let mut change = GroupChange::default();
+        edit(&mut change);
+        change
+    };
+    for (asked, part) in [
+        (of(&|change| change.replicas = Some(0)), "1, 2 or 3"),
+        (of(&|change| change.replicas = Some(4)), "1, 2 or 3"),
+        (of(&|change| change.replicas = Some(2)), "on which nodes"),
+        (change(&[]), "from 1 to 3, and 0 are named"),
+        (
+            change(&["a", "d"]),
+            "there is no node d: the nodes are a, b, c",
+        ),
+        (change(&["a", "b", "b"]), "named twice"),
+        (change(&["b", "c"]), "take it over first"),
+        (
+            of(&|change| {
+                change.replicas = Some(3);
+                change.nodes = Some(vec!["a".to_owned(), "b".to_owned()]);
+            }),
+            "3 replicas are on as many nodes",
+        ),
+        (of(&|change| change.copies_min = Some(0)), "from 1 to"),
+        (of(&|change| change.copies_min = Some(4)), "from 1 to"),
+        (
+            of(&|change| {
+                change.copies_min = Some(2);
+                change.when_short = Some(hdcs_api::groups::WhenShort::Error);
+            }),
+            "all writes would fail",
+        ),
+    ] {
+        let refused = groups.set("v", asked).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Invalid);
+        assert!(refused.message.contains(part), "{}", refused.message);
+    }
+    assert!(lock(&path.shapes).is_empty());
+}
+
+#[tokio::test]
+async fn change_is_asked_for_where_the_volume_is_served() {
+    let (root, _path, groups, entry) = made(false).await;
+    let refused = groups.set("v", change(&["a"])).await.unwrap_err();
+    assert!(
+        refused.message.contains("does not serve it yet"),
+        "{refused}"
+    );
+    let store = RecordStore::new(root.path(), Member(2));
+    let record = store.read(entry.uuid).unwrap().unwrap();
+    let seat = Seat {
+        member: Member(2),
+        joined: 1,
+    };
+    let taking = record.join(seat).taking(Member(2));
+    let members = taking.config.members.clone();
+    for (next, part) in [
+        (record.join(seat), "does not serve it yet"),
+        (taking.clone(), "node b takes it over"),
+        (
+            taking.serving(Member(2), members, record.floor),
+            "node b serves it, and this is node a",
+        ),
+    ] {
+        assert!(matches!(
+            store.propose(entry.uuid, &next),
+            crate::cluster::records::Proposed::Written
+        ));
+        let refused = groups.set("v", change(&["a"])).await.unwrap_err();
+        assert!(refused.message.contains(part), "{}", refused.message);
+    }
 }

@@ -1,0 +1,81 @@
+//! A node that was taken out of a group lets go of its copy, and of the volume.
+//!
+//! Invariants:
+//! 1. What is let go of is a copy that no record needs: the newest record that this node has ever seen does not name it, and
+//!    is newer than the one under which the copy was brought up. A directory over NFS may show the past, in which a node
+//!    is not named yet whose copy counts by now.
+//! 2. The backend is not touched: the volume lives on.
+
+use hdcs_api::ErrorKind;
+use hdcs_core::replication::participant::Role;
+use hdcs_core::replication::record::GroupRecord;
+use uuid::Uuid;
+
+use super::{Replicas, Serving, entry_of};
+use crate::catalogue::{self, Entry};
+use crate::control::node::delete::forget;
+use crate::control::node::{COMMAND_TIME_MAX, Node, beside, failed, lock};
+use crate::shard::command::Command;
+
+/// Whether this node has a copy of a volume's log, or the rest of one.
+pub(super) fn has_copy(node: &Node, volume: Uuid) -> bool {
+    entry_of(node, volume).is_some_and(|entry| entry.is_replicated)
+}
+
+/// Let go of the copy of a volume whose record does not name this node, if that is so for good and nothing else is done
+/// with it; else at the next look.
+pub(super) async fn forget_copy(
+    node: &Node,
+    replicas: &Replicas,
+    volume: Uuid,
+    record: &GroupRecord,
+) {
+    let is_out = replicas.with(volume, |known| {
+        let follows = |copy: &hdcs_core::replication::participant::Status| {
+            copy.role == Role::Follows && copy.joined < record.revision
+        };
+        known.revision == record.revision
+            && known.serving == Serving::No
+            && known.status.as_ref().is_some_and(follows)
+    });
+    let Some(entry) = entry_of(node, volume).filter(|_| is_out) else {
+        return;
+    };
+    let name = entry.name.as_str();
+    let Ok(_busy) = node.volumes.begin(name, "let go of") else {
+        return;
+    };
+    match let_go(node, replicas, &entry, record.revision).await {
+        Ok(()) => tracing::info!(
+            "volume {name}: this node was taken out of its group, and has let go of its copy"
+        ),
+        // Its device may have something to end first.
+        Err(error) if error.kind == ErrorKind::Failed => replicas.complain(&format!(
+            "volume {name}: this node was taken out of its group, and its copy is still there: {error}"
+        )),
+        Err(error) => replicas.complain(&error.to_string()),
+    }
+}
+
+async fn let_go(
+    node: &Node,
+    replicas: &Replicas,
+    entry: &Entry,
+    revision: u64,
+) -> Result<(), hdcs_api::ApiError> {
+    let name = entry.name.as_str();
+    let closed = (node.link).command(name, "closing its copy", COMMAND_TIME_MAX, |answer| {
+        Command::ForgetCopy(entry.uuid, revision, answer)
+    });
+    closed.await?;
+    // What is left of it after a crash is removed at the next start, or opened and let go of again.
+    lock(&replicas.0.known).remove(&entry.uuid);
+    forget(entry, node.setup.layout(), &node.link).await;
+    let (layout, of) = (node.setup.layout().clone(), entry.name.clone());
+    let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
+    removed.map_err(|error| failed(error.to_string()))?;
+    node.volumes.remove(name);
+    node.volumes.explain(name, None);
+    node.share_memory().await;
+    Ok(())
+}
