@@ -100,13 +100,13 @@ pub(super) struct Health {
     /// Since when the operation of the backend is under way that is too old.
     silent: Option<Nanos>,
     /// The same of the log's operations.
-    /// Since when a replay waits for memory.
-    memory_short: Option<Nanos>,
     log_silent: Option<Nanos>,
     /// Whether what is too old of the log is what writes wait for, too.
     log_writes_silent: bool,
-    /// Too few nodes have copies of the log, and writes are refused for that.
-    copies_short: bool,
+    /// Since when a replay waits for memory.
+    memory_short: Option<Nanos>,
+    /// Whether writes are refused, since too few nodes have copies of the log.
+    refuses_for_copies: bool,
     /// Destage could not read what it needs of the log, and has not got there since.
     log_unreadable: bool,
     writes: Option<Failing>,
@@ -204,14 +204,14 @@ impl Health {
         self.log_writes_silent && self.refuses_for_silent_log(when_full)
     }
 
-    /// Whether too few nodes have copies of the log, and writes are refused for that.
-    pub(super) fn note_copies(&mut self, are_short: bool) {
-        self.copies_short = are_short;
+    /// Too few nodes have copies of the log, and writes are refused for that, or not any more.
+    pub(super) fn refuse_for_copies(&mut self, refuses: bool) {
+        self.refuses_for_copies = refuses;
     }
 
     /// Whether whoever waits for writes to the log is told of an error, since too few nodes have copies of it.
     pub(super) fn refuses_writes_for_copies(&self) -> bool {
-        self.copies_short
+        self.refuses_for_copies
     }
 
     /// Destage could not read what it needs of the log. Returns whether it could not before either.

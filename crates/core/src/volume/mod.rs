@@ -122,7 +122,7 @@ pub enum Event {
     /// Another owner has the volume: nothing is answered any more but that.
     Fenced,
     /// Whether too few nodes have copies of the log for a write, and whoever waits for one is to be told of an error.
-    CopiesShort(bool),
+    RefuseForCopies(bool),
     /// Stop taking requests, make everything durable, with `destage` also destage everything, and
     /// close the log cleanly; the phase becomes [`Phase::Closed`].
     Close {
@@ -288,7 +288,7 @@ impl Volume {
             Event::DestageAll => self.destage_all(),
             Event::TellTail => self.writes.tell_tail(),
             Event::Fenced => self.fence(cx),
-            Event::CopiesShort(is_short) => self.health.note_copies(is_short),
+            Event::RefuseForCopies(refuses) => self.health.refuse_for_copies(refuses),
             Event::CancelDestageAll => {
                 self.destaging.forget_target();
                 self.direct.cancel_destage_all();

@@ -21,7 +21,7 @@
 //!    ([`Volume::is_idle`]) the log must not be opened: what is late may still be written to it.
 //!
 //! A log of which too few nodes have copies does not end its writes either. If those are to end with an error then
-//! ([`super::Event::CopiesShort`]), invariants 1 and 2 hold for them, too.
+//! ([`super::Event::RefuseForCopies`]), invariants 1 and 2 hold for them, too.
 //!
 //! A silent device is not a failed one, so [`super::LogFailure::PassThrough`] does not give the log up: the device may
 //! answer a moment later, to empty the log it would have to be read, and a write that is late could reach the device

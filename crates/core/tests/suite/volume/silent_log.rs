@@ -116,7 +116,7 @@ fn writes_are_an_error_while_too_few_nodes_have_copies_of_the_log() {
     send(&mut world, 2, Request::Flush);
     world.step(Event::Poll);
     assert!(world.replies.is_empty());
-    world.step(Event::CopiesShort(true));
+    world.step(Event::RefuseForCopies(true));
     world.step(Event::Poll);
     let io = Some(RequestError::Io);
     // They may be there some time, or not.
@@ -135,7 +135,7 @@ fn writes_are_an_error_while_too_few_nodes_have_copies_of_the_log() {
     assert_eq!(errors(&mut world), [(5, None)]);
     let token = world.log_silent.take().expect("set").remove(0);
     end(&mut world, token, Ok(Done::Written));
-    world.step(Event::CopiesShort(false));
+    world.step(Event::RefuseForCopies(false));
     assert_eq!(world.read(BLOCK)[..], [1; 4096]);
     world.write(8, &[3; 4096]);
     assert_eq!(world.read(BLOCK)[..], [3; 4096]);

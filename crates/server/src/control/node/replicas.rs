@@ -30,9 +30,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hdcs_api::groups::{GroupOther, GroupOtherState, GroupRole, GroupView, TakeOver, VolumeGroup};
+use hdcs_api::groups::{GroupRole, GroupView, TakeOver, VolumeGroup};
 use hdcs_api::{ApiError, ErrorKind};
-use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status};

@@ -113,6 +113,7 @@ mod tests {
             committed: Some(3_000),
             promised: 1,
             is_whole: true,
+            joined: 1,
             links: vec![member],
             others: vec![OtherCopy {
                 member,

@@ -199,7 +199,7 @@ fn run_touched(state: &mut ShardState) {
                 // Its clients get no answer from here any more, whatever the control plane is busy with.
                 Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
                 Some((slot, Told::Short(refuses))) => {
-                    state.step(slot, Event::CopiesShort(refuses));
+                    state.step(slot, Event::RefuseForCopies(refuses));
                 }
             }
         }
