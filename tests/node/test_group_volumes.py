@@ -50,6 +50,8 @@ def test_copy_of_an_encrypted_volume_is_made_once_its_node_has_the_key(tmp_path)
         away = key.rename(tmp_path / "away")
         b.start()
         b.tells("its keys: ")
+        b.until(lambda: "its keys: " in (b.volume("v")["reason"] or ""))
+        assert b.volume("v")["state"] == "error"
         # It goes on with those that have the key: the copy without it is left out.
         history.write(a, 50)
         assert record(a)["members"] == ["a"]

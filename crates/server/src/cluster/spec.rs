@@ -185,7 +185,7 @@ pub(super) mod tests {
         entry.bytes *= 2;
         entry
             .settings
-            .insert("dirty_ratio_max".to_owned(), Value::Integer(50));
+            .insert("dirty_ratio_max".to_owned(), Value::from_typed("50"));
         let next = spec.changed(&entry);
         assert_eq!((next.revision, next.bytes), (2, entry.bytes));
         let mut other = spec.entry(3);
