@@ -50,6 +50,8 @@ def test_copy_of_an_encrypted_volume_is_made_once_its_node_has_the_key(tmp_path)
         away = key.rename(tmp_path / "away")
         b.start()
         b.tells("its keys: ")
+        b.until(lambda: "its keys: " in (b.volume("v")["reason"] or ""))
+        assert b.volume("v")["state"] == "error"
         # It goes on with those that have the key: the copy without it is left out.
         history.write(a, 50)
         assert record(a)["members"] == ["a"]
@@ -325,3 +327,69 @@ def test_snapshots_and_clones_are_there_wherever_it_is_served(tmp_path, kind):
         for name in ("first", "second"):
             a.ok("volume", "snapshot", "v", name, "--delete")
         history.check(a)
+
+
+def killed_during(daemon, seconds, *command):
+    """Run a command and kill the daemon after so long, whatever the command has done by then."""
+    running = threading.Thread(target=daemon.cli, args=command)
+    running.start()
+    time.sleep(seconds)
+    daemon.kill()
+    running.join()
+
+
+def test_crash_in_the_middle_of_a_resize_leaves_one_size_or_the_other(tmp_path):
+    # A command takes some hundredths of a second until it is asked for, and its steps as many.
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(81)
+        size = 16 << 20
+        for seconds in (0.02, 0.04, 0.06, 0.08, 0.12):
+            history.write(a, 50)
+            larger = size + (8 << 20)
+            killed_during(a, seconds, "volume", "resize", "v", "--size", str(larger))
+            b.ok("volume", "takeover", "v")
+            size = b.volume("v")["bytes"]
+            assert size in (larger - (8 << 20), larger)
+            assert len(b.read("v", 4096, size - 4096)) == 4096
+            history.check(b)
+            a.start()
+            is_whole(b, 2)
+            a.until(lambda size=size: a.volume("v")["bytes"] == size)
+            a, b = b, a
+        history.check(a)
+
+
+def test_crash_in_the_middle_of_a_deletion_leaves_the_volume_or_nothing(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        deleted = 0
+        for seconds in (0.02, 0.05, 0.08, 0.12, 0.2):
+            create((a, b), tmp_path)
+            killed_during(a, seconds, "volume", "delete", "v", "--discard-dirty")
+            a.start()
+            if b.json("group", "list"):
+                a.until(lambda: a.cli("volume", "show", "v").returncode == 0
+                        and a.volume("v")["phase"] == "open")
+                a.ok("volume", "delete", "v", "--discard-dirty")
+            else:
+                deleted += 1
+            for daemon in (a, b):
+                daemon.until(lambda daemon=daemon: daemon.json("volume", "list") == [])
+            a.until(lambda: not [one for one in (tmp_path / "records").iterdir() if one.name != "tmp"])
+        assert deleted > 0, "the last one has long ended"
+
+
+def test_crash_in_the_middle_of_a_detachment_keeps_the_log_of_who_detaches(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        for count, seconds in enumerate((0.02, 0.05, 0.08, 0.12, 0.2), 1):
+            create((a, b), tmp_path)
+            History(90 + count).write(a, 50)
+            killed_during(a, seconds, "volume", "detach", "v", "--discard-dirty")
+            a.start()
+            if a.json("volume", "list"):
+                a.until(lambda: a.volume("v")["phase"] == "open" or "detach it again" in a.volume("v")["reason"])
+                a.ok("volume", "detach", "v", "--discard-dirty")
+            for daemon in (a, b):
+                daemon.until(lambda daemon=daemon: daemon.json("volume", "list") == [])
+            a.until(lambda: not [one for one in (tmp_path / "records").iterdir() if one.name != "tmp"])
+            assert len(list((a.data / "detached").glob("*/log"))) == count

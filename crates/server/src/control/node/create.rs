@@ -142,6 +142,8 @@ impl Node {
                     tracing::debug!("volume {name}: {why}");
                 }
             }
+            // Whoever sees that its group is removed leaves it alone meanwhile.
+            let _busy = self.volumes.begin(name.as_str(), "removed").ok();
             if let Err(error) = self.groups.remove(&entry, false).await {
                 tracing::warn!("{error}: its group stays");
             }
