@@ -45,6 +45,7 @@ fn kind_of(method: &Method, path: &str) -> String {
     match (method, last) {
         (&Method::POST, Some("volumes")) => "create".to_owned(),
         (&Method::PATCH, Some("volumes")) => "set".to_owned(),
+        (&Method::PATCH, Some("groups")) => "set-group".to_owned(),
         (&Method::DELETE, Some("volumes")) => "delete".to_owned(),
         (&Method::POST, Some("snapshots")) => "snapshot".to_owned(),
         (&Method::DELETE, Some("snapshots")) => "delete-snapshot".to_owned(),
@@ -71,7 +72,7 @@ fn outcome_of(error: &ApiError) -> Outcome {
 fn volume_of(path: &str, body: &[u8]) -> Option<String> {
     let mut parts = path
         .split('/')
-        .skip_while(|part| *part != "volumes")
+        .skip_while(|part| !matches!(*part, "volumes" | "groups"))
         .skip(1);
     if let Some(name) = parts.next() {
         return Some(name.to_owned());
@@ -196,6 +197,18 @@ fn event_of(kind: &str, who: &str, uri: &Uri, body: &[u8], response: &Response) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn change_of_a_group_is_one_of_its_volume() {
+        let kind = kind_of(&Method::PATCH, "/v1/groups/{name}");
+        assert_eq!(kind, "set-group");
+        assert_eq!(volume_of("/v1/groups/v", b"{}").as_deref(), Some("v"));
+        // A volume may have any name.
+        assert_eq!(
+            volume_of("/v1/volumes/groups", b"").as_deref(),
+            Some("groups")
+        );
+    }
 
     #[tokio::test]
     async fn body_may_be_as_long_as_what_it_is_for() {

@@ -238,7 +238,7 @@ fn damaged_record_is_an_error_that_names_the_file_and_hides_no_older_one() {
         good[..good.len() / 2].to_vec(),
         text.replace("\"candidate\": 2", "\"candidate\": 1")
             .into_bytes(),
-        text.replace("\"version\": 1", "\"version\": 2")
+        text.replace("\"version\": 2", "\"version\": 3")
             .into_bytes(),
     ];
     for bad in damaged {
@@ -270,6 +270,10 @@ fn record_that_contradicts_itself_is_refused() {
         epoch: 0,
         ..file.clone()
     };
+    let never = RecordFile {
+        copies_min: 4,
+        ..file.clone()
+    };
     let empty = RecordFile {
         members: Vec::new(),
         ..file.clone()
@@ -286,7 +290,9 @@ fn record_that_contradicts_itself_is_refused() {
         epoch: u64::MAX,
         ..file.clone()
     };
-    for bad in [twice, both, no_epoch, empty, stranger, many, last_epoch] {
+    for bad in [
+        twice, both, no_epoch, never, empty, stranger, many, last_epoch,
+    ] {
         assert!(bad.clone().into_record(1).is_err(), "{bad:?}");
     }
     assert!(file.into_record(2).is_err());
