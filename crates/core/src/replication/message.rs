@@ -48,6 +48,18 @@ pub enum Message {
     },
     /// A span of that.
     LogData(SpanId),
+    /// Primary to member: do you still follow me?
+    Beat {
+        /// Counts the beats to this member.
+        number: u64,
+        /// For how long after it was sent the primary relies on the answer, in milliseconds by its own clock.
+        lease_ms: u32,
+    },
+    /// Yes. It comes at once: nothing has to be durable for it.
+    Echo {
+        /// Of which beat.
+        number: u64,
+    },
     /// Primary to joiner: what do you have?
     Join,
     /// Where the joiner's spans end, oldest first, from its tail on: [`JOIN_POINTS_MAX`] of them at most.
@@ -97,6 +109,9 @@ pub struct Copy {
     pub joined: u64,
     /// Whether it may be a source: it is whole, and has the floor if it was asked for one.
     pub is_whole: bool,
+    /// In [`Message::Promised`]: for how long the primary of a lower epoch may still rely on an echo of this member, in
+    /// milliseconds by the member's clock. Else 0.
+    pub lease_left_ms: u32,
 }
 
 /// What a superblock shall say.

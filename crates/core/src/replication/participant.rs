@@ -19,10 +19,12 @@
 //! 1. Whatever the part, the copy is written through [`Replica`] alone. Nobody else writes to the log's medium.
 //! 2. An operation of what stands on the log ends exactly once; with [`IoError::Fenced`] once the part is over.
 //! 3. Data of a span is held until it is on this medium. What others need later is read from there.
-//! 4. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
+//! 4. Reads of what stands on the log are right while there is a lease ([`leases`]): it is told until when.
+//! 5. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
 
 mod deadlines;
 mod going_on;
+mod leases;
 mod outbox;
 mod reads;
 mod standing;
@@ -37,6 +39,7 @@ use alloc::vec::Vec;
 
 pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
+use leases::Leases;
 use outbox::Outbox;
 use reads::SpanReads;
 use slab::Slab;
@@ -104,6 +107,11 @@ pub enum Act {
     Drop(Member),
     /// The group is this node's: what stands on the log may be opened.
     Began,
+    /// What stands on the log may answer reads until then. It may be earlier than what was said before.
+    Lease {
+        /// Of the clock that the participant is told of; the end of all time if no other node can take the group unasked.
+        until: Nanos,
+    },
     /// It is no more: what stands on the log must end.
     Fenced,
     /// This node could not take the group.
@@ -192,6 +200,8 @@ pub struct Participant {
     part: Part,
     /// The last record that was seen.
     record: Option<GroupRecord>,
+    /// Who served before the present taking, as far as records were seen, or serves now.
+    last_primary: Option<Member>,
     superblocks: Superblocks,
     /// In order.
     held: VecDeque<Held>,
@@ -204,6 +214,7 @@ pub struct Participant {
     reads: SpanReads,
     operations: Slab<Operation>,
     deadlines: Deadlines,
+    leases: Leases,
     /// Once something could not be written: nothing is any more.
     has_failed: bool,
     acts: Vec<Act>,
@@ -250,6 +261,7 @@ fn is_for_copy(message: &Message) -> bool {
             | Message::Superblock(_)
             | Message::Promise { .. }
             | Message::ReadLog { .. }
+            | Message::Beat { .. }
             | Message::Join
             | Message::JoinAt(_)
             | Message::Verify { .. }
@@ -272,10 +284,11 @@ fn with_own_control(mut data: Vec<Buf>) -> Vec<Buf> {
 }
 
 impl Participant {
-    /// The part of node `me`, which follows at first, with the copy that a replay has found. Superblocks get tags of
-    /// these keys, if there are any. What others need of the log is read into buffers of `pool`.
+    /// The part of node `me`, which starts now and follows at first, with the copy that a replay has found. Superblocks
+    /// get tags of these keys, if there are any. What others need of the log is read into buffers of `pool`.
     pub fn new(
         me: Member,
+        now: Nanos,
         found: Found,
         keys: Option<Arc<dyn Authenticator>>,
         pool: Arc<Pool>,
@@ -288,11 +301,12 @@ impl Participant {
         let replica = Replica::new(says, ring_blocks, spans);
         Self {
             me,
-            now: Nanos(0),
+            now,
             copies_min: 1,
             replica,
             part: Part::Follows,
             record: None,
+            last_primary: None,
             superblocks: Superblocks::new(Box::new(superblock), keys),
             held: VecDeque::new(),
             standing: Standing::default(),
@@ -302,6 +316,7 @@ impl Participant {
             reads: SpanReads::new(pool, ring_blocks, is_encrypted),
             operations: Slab::new(),
             deadlines: Deadlines::new(times),
+            leases: Leases::new(now, times),
             has_failed: false,
             acts: Vec::new(),
         }
@@ -396,6 +411,7 @@ impl Participant {
         self.now = now;
         self.links.remove(&from);
         self.outboxes.remove(&from);
+        self.leases.disconnected(from);
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.disconnected(from),
@@ -424,15 +440,21 @@ impl Participant {
         if is_for_copy(message) {
             self.receive_for_copy(from, epoch, message, data);
         } else if self.part.epoch() == Some(epoch) && self.links.contains(&from) {
-            self.deadlines.heard(now, from);
+            if !matches!(message, Message::Echo { .. }) {
+                self.deadlines.heard(now, from);
+            }
             self.hear(from, epoch, message, data);
         }
         self.pump();
     }
 
     fn receive_for_copy(&mut self, from: Member, epoch: u64, message: &Message, data: Vec<Buf>) {
-        let Message::Append(span) = message else {
-            return self.replica.receive(from, epoch, message);
+        let span = match message {
+            Message::Append(span) => span,
+            Message::Beat { number, lease_ms } if self.replica.follows(epoch) => {
+                return self.echo(from, epoch, *number, *lease_ms);
+            }
+            _ => return self.replica.receive(from, epoch, message),
         };
         if !self.is_its_data(span, &data) {
             // Whoever sends that has another log, or lies: it is not listened to on this link.
@@ -440,6 +462,17 @@ impl Participant {
         }
         self.take_span(*span, data, None, |replica| {
             replica.receive(from, epoch, message);
+        });
+    }
+
+    /// Tell the primary that this node follows it, and remember for how long that is relied on.
+    fn echo(&mut self, to: Member, epoch: u64, number: u64, lease_ms: u32) {
+        self.leases.echo(self.now, lease_ms);
+        self.acts.push(Act::Answer {
+            to,
+            epoch,
+            message: Message::Echo { number },
+            data: Vec::new(),
         });
     }
 
@@ -495,9 +528,22 @@ impl Participant {
                     group.own_named(*number);
                 }
             }
-            Part::Serves(group) => group.receive(from, message, &self.replica),
+            Part::Serves(group) => {
+                if let Message::Echo { number } = message {
+                    self.leases.echoed(from, *number);
+                }
+                group.receive(from, message, &self.replica);
+            }
             Part::Takes(takeover) => {
-                let Some(span) = takeover.receive(from, message) else {
+                let span = takeover.receive(from, message);
+                if let Message::Promised(copy) = message
+                    && copy.promised == epoch
+                {
+                    let is_whole = takeover.whole().any(|(member, _)| member == from);
+                    let left_ms = copy.lease_left_ms;
+                    (self.leases).promised(self.now, from, left_ms, is_whole);
+                }
+                let Some(span) = span else {
                     return;
                 };
                 if self.is_its_data(&span, &data) {
@@ -535,6 +581,7 @@ impl Participant {
             return;
         }
         let before = self.peers();
+        self.note_primary(record);
         self.record = Some(record.clone());
         match &mut self.part {
             Part::Follows => {}
@@ -556,6 +603,16 @@ impl Participant {
             self.begin_part(Part::Takes(Takeover::new(self.me, record.clone())));
         }
         self.pump();
+    }
+
+    /// Remember who has served last. A record that was missed may have named another one.
+    fn note_primary(&mut self, next: &GroupRecord) {
+        let follows = self.record.as_ref().is_some_and(|last| {
+            let served = last.primary().is_some();
+            next.epoch <= last.epoch + u64::from(served) || next.revision == last.revision + 1
+        });
+        let known = self.last_primary.filter(|_| follows);
+        self.last_primary = next.primary().or(known);
     }
 
     /// Of those who were not among the peers before, links are made anew: one that was a peer once may still answer what
@@ -583,6 +640,8 @@ impl Participant {
     /// Something stands on the log from now on, until the part ends: it was opened after [`Act::Began`].
     pub fn stand(&mut self) {
         self.stands = matches!(self.part, Part::Serves(_));
+        self.leases.forget_told();
+        self.tell_lease();
     }
 
     /// What stands on the log is about to write this in the clear; the same, perhaps encrypted, comes with [`Self::write`].
@@ -737,7 +796,13 @@ impl Participant {
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let starved = self.reads.is_starved();
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
-        self.deadlines.next().into_iter().chain(starved).min()
+        let lease = match &self.part {
+            Part::Follows => None,
+            Part::Takes(takeover) => self.record_due(takeover).filter(|at| *at > self.now),
+            Part::Serves(group) => self.leases.next_of_group(group),
+        };
+        let all = [self.deadlines.next(), starved, lease];
+        all.into_iter().flatten().min()
     }
 
     fn look_at_deadlines(&mut self) {
@@ -760,7 +825,11 @@ impl Participant {
                 let owing: BTreeMap<Member, bool> = owing
                     .map(|member| (member, members.contains(member)))
                     .collect();
-                self.deadlines.of_members(self.now, &owing)
+                let mut late = self.deadlines.of_members(self.now, &owing);
+                let silent = self.leases.late(self.now, group).into_iter();
+                late.members
+                    .extend(silent.filter(|member| members.contains(*member)));
+                late
             }
         };
         match &mut self.part {

@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use hdcs_api::value::Value;
+use hdcs_core::base::limits::LEASE_MS_MAX;
 use hdcs_core::replication::Member;
 use uuid::Uuid;
 
@@ -65,6 +66,9 @@ settings! {
     plain_open: bool = false, ();
     /// A member that answers nothing for so long is left out, and joins anew later. Until then writes wait for it.
     member_deadline_ms: u64 = 2_000, 100..=600_000;
+    /// For so long after its members have answered it a primary that is cut off goes on to answer reads. Another node that
+    /// takes its group waits that out, unless the primary has given the group up. It is the same on all nodes.
+    lease_ms: u64 = 2_000, 500..=u64::from(LEASE_MS_MAX);
 }
 
 settings! {
@@ -221,6 +225,8 @@ pub struct Cluster {
     pub tls: Option<ClusterTls>,
     /// How long a member may leave everything unanswered, in milliseconds.
     pub member_deadline_ms: u64,
+    /// For how long a primary relies on what its members have answered, in milliseconds.
+    pub lease_ms: u64,
     /// All nodes by name, this one included.
     pub nodes: BTreeMap<String, ClusterNode>,
 }
@@ -291,6 +297,7 @@ impl Cluster {
             records,
             tls,
             member_deadline_ms: settings.member_deadline_ms,
+            lease_ms: settings.lease_ms,
             nodes,
         })
     }
@@ -480,6 +487,7 @@ address = "[::1]:7001"
         );
         assert_eq!(cluster.listen, "127.0.0.1:7001".parse().unwrap());
         assert_eq!(cluster.member_deadline_ms, 2000);
+        assert_eq!(cluster.lease_ms, 2000);
         assert_eq!(cluster.records, Path::new("/srv/records"));
         assert_eq!(cluster.nodes["b"].address.as_str(), "[::1]:7001");
         assert_eq!(cluster.name_of(Member(2)), Some("b"));

@@ -166,6 +166,7 @@ impl Groups {
         let copy = self.copies.get_mut(group)?;
         copy.slot = Some(slot);
         copy.participant.stand();
+        self.touch(group);
         Some(group)
     }
 
@@ -234,7 +235,7 @@ impl Groups {
             keys
         });
         let pool = Arc::clone(pool);
-        let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
+        let mut participant = Participant::new(self.me, now, opened.found, keys, pool, self.times);
         participant.set_copies_min(spec.copies_min);
         participant.poll(now);
         let group = self.copies.insert(Copy {

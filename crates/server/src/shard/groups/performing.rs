@@ -28,6 +28,8 @@ const NO_CLUSTER: &str = "this node is alone: there is no [cluster] in its confi
 enum Told {
     /// An operation on its log has ended.
     Ended(Completion),
+    /// Until when it may answer reads.
+    Lease(Nanos),
     /// The group is another node's.
     Fenced,
 }
@@ -92,6 +94,7 @@ impl Groups {
                 let epoch = copy.participant.record().map_or(0, |record| record.epoch);
                 self.tell(volume, GroupChange::Began { epoch });
             }
+            Act::Lease { until } => return Some((copy.slot?, Told::Lease(until))),
             Act::Fenced => {
                 let slot = copy.slot;
                 self.tell(volume, GroupChange::Fenced);
@@ -162,6 +165,7 @@ fn run_touched(state: &mut ShardState) {
                 Some((slot, Told::Ended(completion))) => {
                     state.log_finished(slot, completion.token, completion.result);
                 }
+                Some((slot, Told::Lease(until))) => state.step(slot, Event::Lease { until }),
                 // Its clients get no answer from here any more, whatever the control plane is busy with.
                 Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
             }
