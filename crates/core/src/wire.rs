@@ -46,10 +46,11 @@
 //!   68  JoinAt      CutMeta     spans          84  HasCut      CutMeta      JoinAt
 //!   69  Verify      PointMeta   spans          85  Verified    PointMeta    Verify
 //!   70  ReadLog     PointMeta   bulk           86  NotWhole    PointMeta    Verify
-//!                                              87  LogData     SpanMeta     ReadLog; the span is the payload
+//!   71  Beat        BeatMeta    spans          87  LogData     SpanMeta     ReadLog; the span is the payload
 //!                                              88  Fenced      NumberMeta   all: the member has promised this epoch
 //!                                              89  Nothing     LogMeta      all: it does not apply any more, or there is nothing
 //!                                              90  NoLog       LogMeta      all: the node has no such log
+//!                                              91  Echo        NumberMeta   Beat
 //! ```
 //!
 //! Close of a stream by its receiver has code 1 if the node has no such log, and 2 if the member has promised a higher epoch.
@@ -93,6 +94,7 @@ pub const STRUCTURES: &[Structure] = &[
     replication::LogMeta::STRUCTURE,
     replication::NumberMeta::STRUCTURE,
     replication::PointMeta::STRUCTURE,
+    replication::BeatMeta::STRUCTURE,
     replication::ChangeMeta::STRUCTURE,
     replication::CutMeta::STRUCTURE,
     replication::CopyMeta::STRUCTURE,

@@ -77,6 +77,7 @@ fn is_for_replica(message: &Message) -> bool {
         | Message::Superblock(_)
         | Message::Promise { .. }
         | Message::ReadLog { .. }
+        | Message::Beat { .. }
         | Message::Join
         | Message::JoinAt(_)
         | Message::Verify { .. } => true,
@@ -89,6 +90,7 @@ fn is_for_replica(message: &Message) -> bool {
         | Message::Joining { .. }
         | Message::HasCut(_)
         | Message::NotWhole { .. }
+        | Message::Echo { .. }
         | Message::Verified { .. }
         | Message::Nothing(_) => false,
     }

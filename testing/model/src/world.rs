@@ -760,6 +760,7 @@ impl World {
             is_unflushed: superblock.is_unflushed,
             joined: superblock.joined,
             is_whole: superblock.is_whole,
+            lease_left_ms: 0,
         };
         Some((replica.promised(), copy, replica.head().position))
     }
@@ -782,6 +783,7 @@ impl World {
             is_unflushed: false,
             joined: 1,
             is_whole: true,
+            lease_left_ms: 0,
         };
         self.answer(from, index, epoch, Message::Promised(copy));
     }

@@ -24,6 +24,7 @@ fn cluster_seeds_hold_and_cover() {
             && coverage.pauses > 500
             && coverage.cuts > 1000
             && coverage.unknown > 100
+            && coverage.old_reads > 1000
             && coverage.acked > 20_000,
         "{coverage}"
     );
@@ -92,4 +93,14 @@ fn plant_of_a_store_that_lets_two_win_is_caught() {
 #[test]
 fn plant_of_a_volume_that_goes_on_is_caught() {
     assert_caught(Plant::DeafVolume, &["stall"]);
+}
+
+#[test]
+fn plant_of_a_volume_that_reads_without_a_lease_is_caught() {
+    assert_caught(Plant::ReadPastLease, &["read-past-lease"]);
+}
+
+#[test]
+fn plant_of_a_member_that_forgets_what_it_has_echoed_is_caught() {
+    assert_caught(Plant::PromiseWithoutWaiting, &["read-past-lease"]);
 }

@@ -106,6 +106,10 @@ pub const JOIN_LAG_BLOCKS_MAX: u64 = 1024;
 /// would be sent again.
 pub const JOIN_POINTS_MAX: usize = 256;
 
+/// For how long a primary may rely on what its members have echoed, in milliseconds, at most: whoever takes its group waits
+/// for as long before it serves.
+pub const LEASE_MS_MAX: u32 = 30_000;
+
 /// Work of one kind in one step of a volume, in looks at runs, entries, parts of items or blocks: some ten
 /// microseconds, for which clients wait.
 pub const STEP_WORK_MAX: usize = 512;

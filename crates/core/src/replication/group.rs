@@ -408,12 +408,10 @@ impl Group {
         self.bring_up();
     }
 
-    /// What so many members have, this one among them, of which each has `of`.
-    fn had_by(&self, config: &Config, own: u64, of: impl Fn(&Progress) -> u64) -> u64 {
+    /// What so many members have, this one among them, of which each other one has `of`.
+    fn had_by(&self, config: &Config, own: u64, of: impl Fn(Member) -> u64) -> u64 {
         let others = config.members.iter().filter(|member| *member != self.me);
-        let mut all: SmallVec<[u64; 8]> = others
-            .map(|member| self.others.get(&member).map_or(0, &of))
-            .collect();
+        let mut all: SmallVec<[u64; 8]> = others.map(of).collect();
         all.sort_unstable_by(|a, b| b.cmp(a));
         match config.copies_to_commit().checked_sub(2) {
             None => own,
@@ -422,11 +420,30 @@ impl Group {
     }
 
     fn committed_by(&self, config: &Config) -> u64 {
-        self.had_by(config, self.durable, |other| other.durable)
+        let durable = |other| self.others.get(&other).map_or(0, |other| other.durable);
+        self.had_by(config, self.durable, durable)
     }
 
     fn retired_by(&self, config: &Config) -> u64 {
-        self.had_by(config, self.named, |other| other.named)
+        let named = |other| self.others.get(&other).map_or(0, |other| other.named);
+        self.had_by(config, self.named, named)
+    }
+
+    /// What as many members have as a commit needs, of which each other one has `of`: of both records' members while a
+    /// change of the record is wanted. The highest number there is if this one alone is enough.
+    pub fn held_by_enough(&self, of: impl Fn(Member) -> u64) -> u64 {
+        let held = self.had_by(&self.record.config, u64::MAX, &of);
+        let pending = self.pending.as_ref();
+        pending.map_or(held, |pending| {
+            held.min(self.had_by(&pending.to.config, u64::MAX, &of))
+        })
+    }
+
+    /// Members that are in step, and joiners that are whole: they follow this node in its epoch.
+    pub fn followers(&self) -> impl Iterator<Item = Member> {
+        let is_one = |link: Link| matches!(link, Link::InStep | Link::Joining(Step::Whole));
+        let others = self.others.iter();
+        others.filter_map(move |(member, other)| is_one(other.link).then_some(*member))
     }
 
     /// Have a joiner that is whole join, if nothing else is to change.
@@ -797,6 +814,7 @@ mod tests {
             is_unflushed: false,
             joined: 1,
             is_whole: true,
+            lease_left_ms: 0,
         };
         group.receive(Member(member), &Message::Attached(copy), log);
     }
@@ -903,6 +921,7 @@ mod tests {
             is_unflushed: false,
             joined: 5,
             is_whole: true,
+            lease_left_ms: 0,
         };
         group.receive(Member(1), &Message::Attached(copy), &log);
         let record = group.next_record().unwrap();

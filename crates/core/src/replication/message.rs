@@ -48,6 +48,18 @@ pub enum Message {
     },
     /// A span of that.
     LogData(SpanId),
+    /// Primary to member: do you still follow me?
+    Beat {
+        /// Counts the beats to this member.
+        number: u64,
+        /// For how long after it was sent the primary relies on the answer, in milliseconds by its own clock.
+        lease_ms: u32,
+    },
+    /// Yes. It comes at once: nothing has to be durable for it.
+    Echo {
+        /// Of which beat.
+        number: u64,
+    },
     /// Primary to joiner: what do you have?
     Join,
     /// Where the joiner's spans end, oldest first, from its tail on: [`JOIN_POINTS_MAX`] of them at most.
@@ -97,11 +109,13 @@ pub enum Question {
     Verify,
     /// [`Message::ReadLog`].
     ReadLog,
+    /// [`Message::Beat`].
+    Beat,
 }
 
 impl Question {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Attach,
         Self::Superblock,
         Self::Promise,
@@ -109,6 +123,7 @@ impl Question {
         Self::JoinAt,
         Self::Verify,
         Self::ReadLog,
+        Self::Beat,
     ];
 
     /// What a message asks; `None`: it is no request.
@@ -121,6 +136,7 @@ impl Question {
             Message::JoinAt(_) => Self::JoinAt,
             Message::Verify { .. } => Self::Verify,
             Message::ReadLog { .. } => Self::ReadLog,
+            Message::Beat { .. } => Self::Beat,
             _ => return None,
         })
     }
@@ -130,11 +146,12 @@ impl Question {
         match later {
             Self::Superblock => false,
             Self::Promise => matches!(self, Self::Promise | Self::Superblock | Self::Verify),
-            Self::JoinAt => !matches!(self, Self::Attach | Self::Join | Self::ReadLog),
+            Self::JoinAt => !matches!(self, Self::Attach | Self::Join | Self::ReadLog | Self::Beat),
             Self::Attach => matches!(self, Self::Attach),
             Self::Join => matches!(self, Self::Join),
             Self::Verify => matches!(self, Self::Verify),
             Self::ReadLog => matches!(self, Self::ReadLog),
+            Self::Beat => matches!(self, Self::Beat),
         }
     }
 
@@ -148,6 +165,7 @@ impl Question {
             Self::JoinAt => "JoinAt",
             Self::Verify => "Verify",
             Self::ReadLog => "ReadLog",
+            Self::Beat => "Beat",
         }
     }
 }
@@ -171,6 +189,9 @@ pub struct Copy {
     pub joined: u64,
     /// Whether it may be a source: it is whole, and has the floor if it was asked for one.
     pub is_whole: bool,
+    /// In [`Message::Promised`]: for how long the primary of a lower epoch may still rely on an echo of this member, in
+    /// milliseconds by the member's clock. Else 0.
+    pub lease_left_ms: u32,
 }
 
 /// What a superblock shall say.

@@ -23,10 +23,13 @@
 //! 5. What is held for a member that does not listen is bounded ([`outbox`]): it is asked for nothing more, and others go on.
 //! 6. Every request of another node is answered, or gives way to another one of the same node ([`replica`](super::replica)).
 //! 7. The copy promises no epoch, and is cut in none, but one for which a record that was seen names who asks ([`gate`]).
+//! 8. Reads of what stands on the log are right while there is a lease ([`leases`]): it is told until when.
 
 mod deadlines;
 mod gate;
 mod going_on;
+mod leases;
+mod meeting;
 mod outbox;
 mod pace;
 mod reads;
@@ -44,6 +47,7 @@ use alloc::vec::Vec;
 pub use deadlines::Times;
 use deadlines::{Deadlines, Late, RETRY_PAUSE};
 use gate::Gate;
+use leases::Leases;
 use outbox::Outbox;
 use pace::Pace;
 use reads::SpanReads;
@@ -68,9 +72,6 @@ use crate::log::replay::SpanFound;
 
 /// How much a joiner is sent in a second beside what is written, unless it is said.
 const RESYNC_BYTES_S: u64 = 64 << 20;
-/// How long a member that had nothing to say is left alone.
-const MEET_PAUSE: Nanos = Nanos::from_millis(500);
-
 /// What is to be done for it.
 #[derive(Debug)]
 pub enum Act {
@@ -118,6 +119,11 @@ pub enum Act {
     Drop(Member),
     /// The group is this node's: what stands on the log may be opened.
     Began,
+    /// What stands on the log may answer reads until then. It may be earlier than what was said before.
+    Lease {
+        /// Of the clock that the participant is told of; the end of all time if no other node can take the group unasked.
+        until: Nanos,
+    },
     /// It is no more: what stands on the log must end.
     Fenced,
     /// Whether fewer members are there than a write needs and writes are to end with an error: what stands on the log
@@ -218,6 +224,8 @@ pub struct Participant {
     part: Part,
     /// The last record that was seen.
     record: Option<GroupRecord>,
+    /// Who served before the present taking, as far as records were seen, or serves now.
+    last_primary: Option<Member>,
     superblocks: Superblocks,
     /// In order.
     held: VecDeque<Held>,
@@ -241,6 +249,7 @@ pub struct Participant {
     /// How many of them write again what the log has already.
     rewrites: usize,
     deadlines: Deadlines,
+    leases: Leases,
     /// Once something could not be written: nothing is any more.
     has_failed: bool,
     acts: Vec<Act>,
@@ -291,6 +300,7 @@ fn is_for_copy(message: &Message) -> bool {
             | Message::Superblock(_)
             | Message::Promise { .. }
             | Message::ReadLog { .. }
+            | Message::Beat { .. }
             | Message::Join
             | Message::JoinAt(_)
             | Message::Verify { .. }
@@ -313,11 +323,12 @@ fn with_own_control(mut data: Vec<Buf>) -> Vec<Buf> {
 }
 
 impl Participant {
-    /// The part of node `me`, which follows at first, with the copy that a replay has found. `keys` are those of a log
+    /// The part of node `me`, which starts now and follows at first, with the copy that a replay has found. `keys` are those of a log
     /// that is encrypted: superblocks get tags of them, and spans are decrypted to see whether they are what they are said
     /// to be. What others need of the log is read into buffers of `pool`.
     pub fn new(
         me: Member,
+        now: Nanos,
         found: Found,
         keys: Option<Arc<dyn LogKeys>>,
         pool: Arc<Pool>,
@@ -330,10 +341,11 @@ impl Participant {
         let replica = Replica::new(says, ring_blocks, spans);
         Self {
             me,
-            now: Nanos(0),
+            now,
             replica,
             part: Part::Follows,
             record: None,
+            last_primary: None,
             superblocks: Superblocks::new(Box::new(superblock), tags),
             held: VecDeque::new(),
             standing: Standing::default(),
@@ -350,6 +362,7 @@ impl Participant {
             operations: Slab::new(),
             rewrites: 0,
             deadlines: Deadlines::new(times),
+            leases: Leases::new(now, times),
             has_failed: false,
             acts: Vec::new(),
         }
@@ -444,102 +457,6 @@ impl Participant {
         others.into_iter().collect()
     }
 
-    // Links.
-
-    /// A member is reached.
-    pub fn connected(&mut self, now: Nanos, to: Member) {
-        self.now = now;
-        self.meet(to);
-        self.pump();
-    }
-
-    /// It is not any more.
-    pub fn disconnected(&mut self, now: Nanos, from: Member) {
-        self.now = now;
-        self.paused.remove(&from);
-        self.lose(from);
-        self.pump();
-    }
-
-    /// A member stops: it is not waited for.
-    pub fn left(&mut self, now: Nanos, member: Member) {
-        self.now = now;
-        if let Part::Serves(group) = &mut self.part {
-            group.suspect(member);
-        }
-        self.pump();
-    }
-
-    /// A member that is reached has no such log yet: it is met again after a while.
-    pub fn no_log(&mut self, now: Nanos, from: Member) {
-        self.now = now;
-        if self.links.contains(&from) {
-            self.pause(from);
-        }
-        self.pump();
-    }
-
-    fn meet(&mut self, to: Member) {
-        self.paused.remove(&to);
-        self.links.insert(to);
-        self.renew_outbox(to);
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => takeover.connected(to),
-            Part::Serves(group) => group.connected(to),
-        }
-    }
-
-    fn lose(&mut self, from: Member) {
-        self.links.remove(&from);
-        self.outboxes.remove(&from);
-        self.repairs.give_up_on(from);
-        self.reads.forget_sends(from);
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => takeover.disconnected(from),
-            Part::Serves(group) => group.disconnected(from),
-        }
-    }
-
-    /// Begin with a member as if it was reached anew, but not at once: it would come to the same again.
-    fn pause(&mut self, member: Member) {
-        self.lose(member);
-        self.paused.insert(member, self.now.plus(MEET_PAUSE));
-    }
-
-    fn renew_outbox(&mut self, to: Member) {
-        self.reads.forget_sends(to);
-        self.lives += 1;
-        self.outboxes.insert(to, Outbox::new(self.lives));
-    }
-
-    /// A member has nothing to say to what it was asked.
-    fn hear_nothing(&mut self, from: Member, question: Question) {
-        match question {
-            Question::ReadLog if matches!(self.part, Part::Serves(_)) => {
-                // It has not what is to be repaired, and is in step all the same.
-                self.repairs.give_up_on(from);
-            }
-            Question::Attach | Question::Join | Question::Promise | Question::ReadLog => {
-                self.pause(from);
-            }
-            // More was sent after it, and what is said to that must not be taken for what is said later.
-            Question::Superblock | Question::JoinAt | Question::Verify => {
-                self.acts.push(Act::Break(from));
-            }
-        }
-    }
-
-    /// Who led, or wanted to, does not reach this node any more.
-    pub fn leader_gone(&mut self, now: Nanos, leader: Member) {
-        self.now = now;
-        self.gate.forget(leader);
-        self.reads.forget_answers(leader);
-        self.replica.disconnected(leader);
-        self.pump();
-    }
-
     /// A message came: for this copy, or an answer to who leads.
     pub fn receive(
         &mut self,
@@ -556,7 +473,9 @@ impl Participant {
             if let Message::Nothing(question) = message {
                 self.hear_nothing(from, *question);
             } else {
-                self.deadlines.heard(now, from);
+                if !matches!(message, Message::Echo { .. }) {
+                    self.deadlines.heard(now, from);
+                }
                 self.hear(from, epoch, message, data);
             }
         }
@@ -564,8 +483,14 @@ impl Participant {
     }
 
     fn receive_for_copy(&mut self, from: Member, epoch: u64, message: &Message, data: Vec<Buf>) {
-        let Message::Append(span) = message else {
-            return self.ask_copy(from, epoch, message);
+        let span = match message {
+            Message::Append(span) => span,
+            Message::Beat { number, lease_ms }
+                if !self.has_failed && self.replica.follows(epoch) =>
+            {
+                return self.echo(from, epoch, *number, *lease_ms);
+            }
+            _ => return self.ask_copy(from, epoch, message),
         };
         if self.has_failed {
             return;
@@ -576,6 +501,17 @@ impl Participant {
         }
         self.take_span(*span, data, None, |replica| {
             replica.receive(from, epoch, message);
+        });
+    }
+
+    /// Tell the primary that this node follows it, and remember for how long that is relied on.
+    fn echo(&mut self, to: Member, epoch: u64, number: u64, lease_ms: u32) {
+        self.leases.echo(self.now, lease_ms);
+        self.acts.push(Act::Answer {
+            to,
+            epoch,
+            message: Message::Echo { number },
+            data: Vec::new(),
         });
     }
 
@@ -637,9 +573,22 @@ impl Participant {
             Part::Serves(_) if let Message::LogData(span) = message => {
                 self.take_repair(from, span, &data);
             }
-            Part::Serves(group) => group.receive(from, message, &self.replica),
+            Part::Serves(group) => {
+                if let Message::Echo { number } = message {
+                    self.leases.echoed(from, *number);
+                }
+                group.receive(from, message, &self.replica);
+            }
             Part::Takes(takeover) => {
-                let Some(span) = takeover.receive(from, message) else {
+                let span = takeover.receive(from, message);
+                if let Message::Promised(copy) = message
+                    && copy.promised == epoch
+                {
+                    let is_whole = takeover.whole().any(|(member, _)| member == from);
+                    let left_ms = copy.lease_left_ms;
+                    (self.leases).promised(self.now, from, left_ms, is_whole);
+                }
+                let Some(span) = span else {
                     return;
                 };
                 if self.is_its_data(&span, &data) {
@@ -677,6 +626,7 @@ impl Participant {
             return;
         }
         let before = self.peers();
+        self.note_primary(record);
         self.record = Some(record.clone());
         self.ask_copy_again();
         match &mut self.part {
@@ -699,6 +649,16 @@ impl Participant {
             self.begin_part(Part::Takes(Takeover::new(self.me, record.clone())));
         }
         self.pump();
+    }
+
+    /// Remember who has served last. A record that was missed may have named another one.
+    fn note_primary(&mut self, next: &GroupRecord) {
+        let follows = self.record.as_ref().is_some_and(|last| {
+            let served = last.primary().is_some();
+            next.epoch <= last.epoch + u64::from(served) || next.revision == last.revision + 1
+        });
+        let known = self.last_primary.filter(|_| follows);
+        self.last_primary = next.primary().or(known);
     }
 
     /// Of those who were not among the peers before, links are made anew: one that was a peer once may still answer what
@@ -727,6 +687,7 @@ impl Participant {
     pub fn stand(&mut self) {
         self.stands = matches!(self.part, Part::Serves(_));
         self.refuses = false;
+        self.leases.forget_told();
         self.pump();
     }
 
@@ -895,10 +856,16 @@ impl Participant {
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let starved = self.reads.is_starved();
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
+        let lease = match &self.part {
+            Part::Follows => None,
+            Part::Takes(takeover) => self.record_due(takeover).filter(|at| *at > self.now),
+            Part::Serves(group) => self.leases.next_of_group(group),
+        };
         let paused = self.paused.values().copied();
         let others = [
             self.deadlines.next(),
             starved,
+            lease,
             self.gate.next(),
             self.repairs.deadline(),
             self.pace.next(),
@@ -926,7 +893,11 @@ impl Participant {
                 let owing: BTreeMap<Member, bool> = owing
                     .map(|member| (member, members.contains(member)))
                     .collect();
-                self.deadlines.of_members(self.now, &owing)
+                let mut late = self.deadlines.of_members(self.now, &owing);
+                let silent = self.leases.late(self.now, group).into_iter();
+                late.members
+                    .extend(silent.filter(|member| members.contains(*member)));
+                late
             }
         };
         match &mut self.part {

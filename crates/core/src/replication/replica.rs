@@ -274,6 +274,11 @@ impl Replica {
         self.superblock.promised.max(promise).max(cut)
     }
 
+    /// Whether it follows who acts in this epoch: it has promised that, durably, and is not asked for a higher one.
+    pub fn follows(&self, epoch: u64) -> bool {
+        epoch == self.superblock.promised && self.promised() == epoch
+    }
+
     /// What it says of itself, to whoever asked for a floor.
     fn copy(&self, floor: Point) -> Copy {
         Copy {
@@ -288,6 +293,8 @@ impl Replica {
                 && !self.is_rotten
                 && !self.is_doubtful
                 && self.has(floor),
+            // The machine knows no time.
+            lease_left_ms: 0,
         }
     }
 
@@ -307,11 +314,7 @@ impl Replica {
 
     /// Whether it takes what is appended in this epoch.
     fn takes(&self, epoch: u64) -> bool {
-        epoch == self.superblock.promised
-            && self.promised() == epoch
-            && self.cut.is_none()
-            && !self.is_rotten
-            && !self.is_given_up
+        self.follows(epoch) && self.cut.is_none() && !self.is_rotten && !self.is_given_up
     }
 
     /// Take a message that came from `from`, which acts in `epoch`.

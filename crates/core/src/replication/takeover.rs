@@ -282,8 +282,13 @@ impl Takeover {
         }
     }
 
+    /// The record under which the group is taken.
+    pub fn record(&self) -> &GroupRecord {
+        &self.record
+    }
+
     /// Members that have promised with a whole copy.
-    fn whole(&self) -> impl Iterator<Item = (Member, &Copy)> {
+    pub fn whole(&self) -> impl Iterator<Item = (Member, &Copy)> {
         let answers = self.answers.iter();
         answers.filter_map(|(member, answer)| {
             let joined = self.record.config.members.joined(*member);
@@ -584,6 +589,7 @@ mod tests {
             is_unflushed: false,
             joined: 1,
             is_whole: true,
+            lease_left_ms: 0,
         }
     }
 

@@ -27,7 +27,7 @@ pub enum State {
     Healthy,
     /// Serving with the backend failing or not answering: data is kept in the log; with a log that does not answer or
     /// cannot be read for destage, or without one; with sectors that were lost, whose reads fail until they are
-    /// written; with fewer copies of the log than there should be.
+    /// written; with fewer copies of the log than there should be; with reads that wait for a lease.
     Degraded,
     /// A log write failed: reads and destage go on, writes are refused until it is reopened. Or there are too few copies
     /// of the log: writes wait for more.
@@ -48,6 +48,8 @@ pub enum Trouble {
     Fenced,
     /// The log is not replayed on, since there is no memory for what it may hold until others have destaged theirs.
     MemoryShort,
+    /// Reads wait, since this node cannot tell whether another one serves the volume.
+    NoLease,
     /// Dirty data in the log is corrupt.
     LogCorrupt,
     /// A log write failed.
@@ -259,6 +261,7 @@ impl Volume {
             return;
         }
         self.refuse_unanswered_writes(RequestError::Fenced, cx);
+        self.lease.refuse(RequestError::Fenced, &mut self.port, cx);
         let (reads, mut from) = self.read_side();
         reads.refuse_waiting_reads(RequestError::Fenced, &mut from, cx);
         let (reads, mut from) = self.read_side();
@@ -293,6 +296,8 @@ impl Volume {
             Some((Trouble::LogUnreadable, None))
         } else if !self.damage.lost().is_empty() {
             Some((Trouble::SectorsLost, None))
+        } else if let Some(since) = self.lease.missed_since(self.port.now) {
+            Some((Trouble::NoLease, Some(since)))
         } else if let Some(since) = health.silent {
             Some((Trouble::BackendSilent, Some(since)))
         } else if let Some(failing) = health.writes {
@@ -333,6 +338,7 @@ impl Volume {
             Some(Trouble::LogFailed | Trouble::CopiesTooFew) => State::ReadOnly,
             Some(
                 Trouble::MemoryShort
+                | Trouble::NoLease
                 | Trouble::LogSilent
                 | Trouble::LogEmptying
                 | Trouble::LogGivenUp

@@ -33,6 +33,7 @@
 //! * `open_log`: the log and its device; `damage`: what of it is bad, or was lost with it; `compression`;
 //! * `cached`: the volume as the read cache knows it, with `inherited`; `filling`: pins and warm-ups;
 //! * `read`: the read side, from the lookup to the fetch and the promotion;
+//! * `lease`: reads that wait until this node may answer them;
 //! * `write`: the write side, from admission to acknowledgement;
 //! * `direct`: the direct side, writes past the log and the way there and back;
 //! * `destaging`: the backend side;
@@ -52,6 +53,7 @@ mod failed_log;
 mod filling;
 mod health;
 mod inherited;
+pub mod lease;
 mod log_chunks;
 mod op;
 mod open_log;
@@ -123,6 +125,11 @@ pub enum Event {
     Fenced,
     /// Whether too few nodes have copies of the log for a write, and whoever waits for one is to be told of an error.
     RefuseForCopies(bool),
+    /// Reads may be answered until then, if the volume needs a lease for that ([`lease::need`]).
+    Lease {
+        /// Of the clock that [`Volume::step`] is told of. It may be earlier than what was said before.
+        until: Nanos,
+    },
     /// Stop taking requests, make everything durable, with `destage` also destage everything, and
     /// close the log cleanly; the phase becomes [`Phase::Closed`].
     Close {
@@ -216,6 +223,7 @@ pub struct Volume {
     compression: Compression,
     filling: filling::Filling,
     reads: read::Reads,
+    lease: lease::Lease,
     destaging: destaging::Destaging,
     damage: damage::Damage,
     close: Option<bool>,
@@ -251,6 +259,7 @@ impl Volume {
             compression: Compression::default(),
             filling: filling::Filling::default(),
             reads: read::Reads::new(&config, cx.cache.line_blocks()),
+            lease: lease::Lease::default(),
             destaging: destaging::Destaging::default(),
             damage: damage::Damage::default(),
             close: None,
@@ -289,6 +298,7 @@ impl Volume {
             Event::TellTail => self.writes.tell_tail(),
             Event::Fenced => self.fence(cx),
             Event::RefuseForCopies(refuses) => self.health.refuse_for_copies(refuses),
+            Event::Lease { until } => self.lease.grant(until),
             Event::CancelDestageAll => {
                 self.destaging.forget_target();
                 self.direct.cancel_destage_all();
@@ -368,6 +378,9 @@ impl Volume {
             return self
                 .port
                 .reply(id, Kind::Other, Err(RequestError::BadRange), cx);
+        }
+        if self.lease.holds(now, &request, self.direct.is_direct()) {
+            return self.lease.wait(now, id, request);
         }
         match request {
             Request::Read { range } => {
@@ -544,6 +557,9 @@ impl Volume {
                     self.begin_close(cx);
                 }
                 for (id, request) in self.opening.take_piece() {
+                    self.serve(now, id, request, cx);
+                }
+                for (id, request) in self.lease.take_due(now) {
                     self.serve(now, id, request, cx);
                 }
                 (self.writes.resident).relieve(cx.pool, self.log.get_mut());
@@ -730,6 +746,7 @@ impl Volume {
         self.phase = Phase::Closing;
         self.opening
             .refuse(RequestError::Closing, &mut self.port, cx);
+        self.lease.refuse(RequestError::Closing, &mut self.port, cx);
         self.writes
             .refuse_admission(RequestError::Closing, &mut self.port, cx);
         let (reads, mut from) = self.read_side();
@@ -838,6 +855,7 @@ impl Volume {
             self.reads.promotion_wakeup(self.port.now),
             (!self.index.is_settled()).then_some(self.port.now),
             self.opening.has_waiting().then_some(self.port.now),
+            self.lease.wakeup(self.port.now),
         ];
         wakeups.into_iter().flatten().min()
     }

@@ -20,7 +20,9 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::AppendMarks;
-use crate::base::limits::{BLOCK_BYTES, JOIN_POINTS_MAX, WIRE_META_BYTES_MAX, WIRE_PARTS_MAX};
+use crate::base::limits::{
+    BLOCK_BYTES, JOIN_POINTS_MAX, LEASE_MS_MAX, WIRE_META_BYTES_MAX, WIRE_PARTS_MAX,
+};
 use crate::format::{Field, Structure, on_disk};
 pub use crate::replication::message::Question;
 use crate::replication::message::{Change, Copy, Cut, Message};
@@ -50,7 +52,7 @@ on_disk! {
 }
 
 on_disk! {
-    /// A number: the meta of Named and Fenced.
+    /// A number: the meta of Named, Fenced and Echo.
     NumberMeta: 40 bytes {
         /// UUID of the volume.
         volume: [u8; 16],
@@ -58,7 +60,7 @@ on_disk! {
         log: U64,
         /// As in LogMeta.
         epoch: U64,
-        /// Named: number of the change that is durable. Fenced: the epoch that was promised.
+        /// Named: number of the change that is durable. Fenced: the epoch that was promised. Echo: number of the beat.
         number: U64,
     }
 }
@@ -76,6 +78,24 @@ on_disk! {
         position: U64,
         /// Checksum of the span before it.
         chain: U64,
+    }
+}
+
+on_disk! {
+    /// The meta of Beat.
+    BeatMeta: 48 bytes {
+        /// UUID of the volume.
+        volume: [u8; 16],
+        /// Number of its log.
+        log: U64,
+        /// As in LogMeta.
+        epoch: U64,
+        /// Counts the beats to this member.
+        number: U64,
+        /// For how long the primary relies on the answer, in milliseconds from when it sent this.
+        lease_ms: U32,
+        /// Zero.
+        reserved: [u8; 4],
     }
 }
 
@@ -170,8 +190,8 @@ on_disk! {
         joined: U64,
         /// 1: the backend may hold writes that it has not flushed. 2: it may be a source.
         flags: U32,
-        /// Zero.
-        reserved: [u8; 4],
+        /// Promised: for how long a primary of a lower epoch may still rely on an echo of this member, in milliseconds.
+        lease_left_ms: U32,
     }
 }
 
@@ -320,6 +340,7 @@ const CODE_LOG_DATA: u16 = 87;
 const CODE_FENCED: u16 = 88;
 const CODE_NOTHING: u16 = 89;
 const CODE_NO_LOG: u16 = 90;
+const CODE_ECHO: u16 = 91;
 
 /// The code of a request on the wire.
 const fn code_of(question: Question) -> u16 {
@@ -331,6 +352,7 @@ const fn code_of(question: Question) -> u16 {
         Question::JoinAt => 68,
         Question::Verify => 69,
         Question::ReadLog => 70,
+        Question::Beat => 71,
     }
 }
 
@@ -349,6 +371,7 @@ pub const fn fits(question: Question, code: u16) -> bool {
         CODE_HAS_CUT => matches!(question, Question::JoinAt),
         CODE_VERIFIED | CODE_NOT_WHOLE => matches!(question, Question::Verify),
         CODE_LOG_DATA => matches!(question, Question::ReadLog),
+        CODE_ECHO => matches!(question, Question::Beat),
         _ => false,
     }
 }
@@ -362,6 +385,7 @@ pub fn request(about: About, message: &Message) -> Option<Encoded> {
         | Message::ReadLog { after: point }
         | Message::Verify { up_to: point } => bytes(&point_meta(about, *point)),
         Message::JoinAt(cut) => bytes(&cut_meta(about, cut)),
+        Message::Beat { number, lease_ms } => bytes(&beat_meta(about, *number, *lease_ms)),
         _ => return None,
     };
     Some((code_of(Question::of(message)?), meta))
@@ -393,6 +417,7 @@ pub fn read_request(code: u16, meta: &[u8]) -> Result<(About, Message), MessageE
             let (about, cut) = read_cut(code, meta)?;
             (about, Message::JoinAt(cut))
         }
+        Question::Beat => read_beat(code, meta)?,
     })
 }
 
@@ -408,6 +433,7 @@ pub fn answer(about: About, answer: &Answer) -> Option<Encoded> {
         Message::Promised(copy) => (CODE_PROMISED, bytes(&copy_meta(about, copy))),
         Message::Named { number } => (CODE_NAMED, bytes(&number_meta(about, *number))),
         Message::Fenced { promised } => (CODE_FENCED, bytes(&number_meta(about, *promised))),
+        Message::Echo { number } => (CODE_ECHO, bytes(&number_meta(about, *number))),
         Message::HasCut(cut) => (CODE_HAS_CUT, bytes(&cut_meta(about, cut))),
         Message::Verified { up_to } => (CODE_VERIFIED, bytes(&point_meta(about, *up_to))),
         Message::NotWhole { up_to } => (CODE_NOT_WHOLE, bytes(&point_meta(about, *up_to))),
@@ -447,6 +473,10 @@ pub fn read_answer(code: u16, meta: &[u8]) -> Result<(About, Answer), MessageErr
         CODE_FENCED => {
             let (about, promised) = read_number(code, meta)?;
             (about, Message::Fenced { promised })
+        }
+        CODE_ECHO => {
+            let (about, number) = read_number(code, meta)?;
+            (about, Message::Echo { number })
         }
         CODE_HAS_CUT => {
             let (about, cut) = read_cut(code, meta)?;
@@ -632,6 +662,33 @@ fn read_point(code: u16, meta: &[u8]) -> Result<(About, Point), MessageError> {
     ))
 }
 
+fn beat_meta(about: About, number: u64, lease_ms: u32) -> BeatMeta {
+    BeatMeta {
+        volume: about.log.volume,
+        log: about.log.number.into(),
+        epoch: about.epoch.into(),
+        number: number.into(),
+        lease_ms: lease_ms.into(),
+        reserved: [0; 4],
+    }
+}
+
+/// A member that echoed a longer lease than there is would hold up takeovers for as long.
+fn read_beat(code: u16, meta: &[u8]) -> Result<(About, Message), MessageError> {
+    let meta: BeatMeta = read(code, meta)?;
+    flags(code, 0.into(), 0, meta.reserved)?;
+    let (number, lease_ms) = (meta.number.get(), meta.lease_ms.get());
+    if lease_ms > LEASE_MS_MAX {
+        return Err(MessageError::Unexpected(
+            "a beat with a longer lease than any",
+        ));
+    }
+    Ok((
+        about(meta.volume, meta.log, meta.epoch),
+        Message::Beat { number, lease_ms },
+    ))
+}
+
 fn change_meta(about: About, change: &Change) -> ChangeMeta {
     ChangeMeta {
         volume: about.log.volume,
@@ -717,14 +774,14 @@ fn copy_meta(about: About, copy: &Copy) -> CopyMeta {
         incarnation: copy.incarnation.into(),
         joined: copy.joined.into(),
         flags: flags.into(),
-        reserved: [0; 4],
+        lease_left_ms: copy.lease_left_ms.into(),
     }
 }
 
 fn read_copy(code: u16, meta: &[u8]) -> Result<(About, Copy), MessageError> {
     let meta: CopyMeta = read(code, meta)?;
     let known = FLAG_UNFLUSHED | FLAG_WHOLE;
-    let flags = flags(code, meta.flags, known, meta.reserved)?;
+    let flags = flags(code, meta.flags, known, [0; 4])?;
     let copy = Copy {
         promised: meta.promised.get(),
         head: point(meta.head_position, meta.head_chain),
@@ -734,6 +791,7 @@ fn read_copy(code: u16, meta: &[u8]) -> Result<(About, Copy), MessageError> {
         is_unflushed: flags & FLAG_UNFLUSHED != 0,
         joined: meta.joined.get(),
         is_whole: flags & FLAG_WHOLE != 0,
+        lease_left_ms: meta.lease_left_ms.get(),
     };
     Ok((about(meta.volume, meta.log, meta.epoch), copy))
 }

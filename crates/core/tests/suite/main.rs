@@ -29,6 +29,7 @@ mod volume {
     mod group_commit;
     mod health;
     mod heat;
+    mod lease;
     mod narrow;
     mod pace;
     mod policy;

@@ -94,6 +94,7 @@ pub fn join(
         me: cluster.own.member,
         times: Times {
             member_max: Nanos::from_millis(cluster.member_deadline_ms),
+            lease: Nanos::from_millis(cluster.lease_ms),
             ..Times::default()
         },
         resync_bytes_s: cluster.resync_mib_s << 20,

@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use hdcs_api::value::Value;
+use hdcs_core::base::limits::LEASE_MS_MAX;
 use hdcs_core::replication::Member;
 use hdcs_core::wire::{WIRE_VERSION, WIRE_VERSION_OLDEST};
 use uuid::Uuid;
@@ -72,6 +73,9 @@ settings! {
     /// The newest version of the messages between nodes that this node speaks: lower it while nodes of an older program are
     /// in the cluster, so that a downgrade stays possible. Two nodes speak the newest version that both have.
     wire_version_max: u64 = u64::from(WIRE_VERSION), u64::from(WIRE_VERSION_OLDEST)..=u64::from(WIRE_VERSION);
+    /// For so long after its members have answered it a primary that is cut off goes on to answer reads. Another node that
+    /// takes its group waits that out, unless the primary has given the group up. It is the same on all nodes.
+    lease_ms: u64 = 2_000, 500..=u64::from(LEASE_MS_MAX);
 }
 
 settings! {
@@ -232,6 +236,8 @@ pub struct Cluster {
     pub resync_mib_s: u64,
     /// The newest version of the wire that it speaks.
     pub wire_version_max: u16,
+    /// For how long a primary relies on what its members have answered, in milliseconds.
+    pub lease_ms: u64,
     /// All nodes by name, this one included.
     pub nodes: BTreeMap<String, ClusterNode>,
 }
@@ -304,6 +310,7 @@ impl Cluster {
             member_deadline_ms: settings.member_deadline_ms,
             resync_mib_s: settings.resync_mib_s,
             wire_version_max: u16::try_from(settings.wire_version_max).unwrap_or(WIRE_VERSION),
+            lease_ms: settings.lease_ms,
             nodes,
         })
     }
@@ -494,6 +501,7 @@ address = "[::1]:7001"
         assert_eq!(cluster.listen, "127.0.0.1:7001".parse().unwrap());
         assert_eq!(cluster.member_deadline_ms, 2000);
         assert_eq!(cluster.wire_version_max, WIRE_VERSION);
+        assert_eq!(cluster.lease_ms, 2000);
         assert_eq!(cluster.records, Path::new("/srv/records"));
         assert_eq!(cluster.nodes["b"].address.as_str(), "[::1]:7001");
         assert_eq!(cluster.name_of(Member(2)), Some("b"));

@@ -25,7 +25,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::{ApiError, ErrorKind};
@@ -60,7 +60,7 @@ use crate::shard::groups::GroupEvent;
 use crate::shard::places::Places;
 use crate::shard::{
     self, ACCEPT_FAULT_PERIOD, ACCEPT_PAUSE, CacheDevice, ConnectionLimits, Peers, SendError,
-    ShardConfig, ShardError, Shards,
+    ShardConfig, ShardError, Shards, clock,
 };
 use crate::{abort_report, acceptor, descriptors, logging};
 
@@ -888,7 +888,7 @@ fn shard_configs(
             retry: Nanos::from_millis(node.cache_retry_ms),
         }),
         shared_cache: Arc::default(),
-        origin: Instant::now(),
+        origin: clock::now(),
         pool_bytes: budget.shard_pool_bytes() as usize,
         touched_bytes: budget.shard_touched_bytes(node) as usize,
         ring: RingConfig {

@@ -223,6 +223,10 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              it needs. It goes on when their backends have taken that: see which of them are not healthy, or raise \
              volumes_memory_mib and restart the daemon"
         ),
+        Trouble::NoLease => format!(
+            "copies: too few members have answered this node for {time}, so another one may have taken the volume: reads \
+             wait until they answer, or are left out after member_deadline_ms (hdcs group show says who they are)"
+        ),
         Trouble::LogSilent => format!(
             "write log: its device has not answered for {time}: {}; it heals by itself when the device answers",
             match report.config.when_full {

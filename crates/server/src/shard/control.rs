@@ -17,8 +17,9 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::Qos;
 use hdcs_core::node::stop::{Act, Hung, Stop, View};
-use hdcs_core::volume::sharing;
-use hdcs_core::volume::{Context, DurableWays, Event, Inherited, Phase, Volume, VolumeConfig};
+use hdcs_core::volume::{
+    Context, DurableWays, Event, Inherited, Phase, Volume, VolumeConfig, lease, sharing,
+};
 use hdcs_device::ring::Owner;
 use hdcs_device::worker::JobOutput;
 use hdcs_frontend::{Ending, VolumeNumber};
@@ -315,6 +316,9 @@ impl Shard {
         sharing::set_log_prepared(&mut volume, opened.log_prepared_bytes);
         if let Some(keys) = log_keys {
             volume.authenticate_log(keys);
+        }
+        if spec.is_replicated {
+            lease::need(&mut volume);
         }
         let log = &opened.log;
         let way = DurableWay {

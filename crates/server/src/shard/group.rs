@@ -25,7 +25,7 @@ use hdcs_frontend::VolumeNumber;
 use super::command::{Command, Concern, VolumeSpec};
 use super::peers::Peers;
 use super::residents::Residents;
-use super::{SendError, ShardConfig, ShardError, ShardHandle, start};
+use super::{SendError, ShardConfig, ShardError, ShardHandle, clock, start};
 
 /// What a shard has to do, as it was last reported.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub fn start_all(
     configs: Vec<ShardConfig>,
 ) -> Result<(Arc<Shards>, Vec<JoinHandle<()>>), ShardError> {
     let peers = Arc::new(Peers::of(configs.len()));
-    let (shared_cache, origin) = (Arc::default(), Instant::now());
+    let (shared_cache, origin) = (Arc::default(), clock::now());
     let (mut handles, mut threads) = (Vec::new(), Vec::new());
     for (number, mut config) in configs.into_iter().enumerate() {
         config.number = number;

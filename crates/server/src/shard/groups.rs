@@ -287,7 +287,7 @@ impl Groups {
         let keys = opened.cipher;
         let keys = keys.map(|keys| -> Arc<dyn LogKeys> { Arc::new(keys) });
         let pool = Arc::clone(pool);
-        let mut participant = Participant::new(self.me, opened.found, keys, pool, self.times);
+        let mut participant = Participant::new(self.me, now, opened.found, keys, pool, self.times);
         if opened.damaged_blocks > 0 {
             tracing::error!(
                 volume = %spec.volume,

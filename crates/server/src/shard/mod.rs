@@ -17,6 +17,7 @@
 pub mod cache_place;
 mod ciphered_log;
 mod clients;
+pub mod clock;
 mod closed_volumes;
 pub mod command;
 mod connection;
@@ -57,7 +58,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cache_place::CachePlace;
 use command::{Command, QueuePlace};
@@ -126,8 +127,8 @@ pub struct ShardConfig {
     pub cache_device: Option<CacheDevice>,
     /// What all shards share of the cache.
     pub shared_cache: Arc<SharedCache>,
-    /// When the clock of all shards began.
-    pub origin: Instant,
+    /// What [`clock`] showed when the time of all shards began.
+    pub origin: Nanos,
     /// Bytes of buffers for requests, spans and segments.
     pub pool_bytes: usize,
     /// What of that is touched at the start.

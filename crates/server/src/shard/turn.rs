@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::IoError;
@@ -38,6 +38,7 @@ use hdcs_frontend::{Ending, Held, Host, VolumeNumber};
 
 use super::cache_place::Started;
 use super::clients::NO_MEMORY;
+use super::clock;
 use super::closed_volumes::{ClosedVolumes, Late};
 use super::command::{
     Answer, ClosedReport, Command, OpenFailure, OpenedAs, SessionFactory, SnapshotFailure,
@@ -186,7 +187,7 @@ pub struct Shard {
     pub readmission: Readmission,
     pub commands: Receiver<Command>,
     pub config: ShardConfig,
-    origin: Instant,
+    origin: Nanos,
 }
 
 impl Shard {
@@ -338,7 +339,8 @@ impl Shard {
                 tracing::error!(%error, "io_uring failed; the shard cannot go on");
                 return;
             }
-            self.state.now = self.read_clock();
+            let began = self.read_clock();
+            self.state.now = began;
             self.counts.turns += 1;
             self.begin_turn();
             self.state.ring.reap(&mut finished);
@@ -347,12 +349,12 @@ impl Shard {
             }
             has_stopped = self.turn();
             end = self.read_clock();
-            self.longest_turn.note(self.state.now, end);
+            self.longest_turn.note(began, end);
         }
     }
 
     fn read_clock(&self) -> Nanos {
-        Nanos(self.origin.elapsed().as_nanos() as u64)
+        clock::now().since(self.origin)
     }
 
     /// Those that wait for their turn come before what others have sent since.
@@ -388,6 +390,10 @@ impl Shard {
             self.list_waiters_first();
         }
         for _ in 0..ROUNDS_MAX {
+            if self.state.groups.is_some() {
+                // Whether there is a lease is asked by a clock that was read after what asks for it had come.
+                self.state.now = self.read_clock();
+            }
             self.state.step_submitted();
             self.withdraw();
             groups::run(&mut self.state);

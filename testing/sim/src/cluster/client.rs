@@ -11,6 +11,7 @@ use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::volume::Persist;
 
 use super::Coverage;
+use super::check_leases::Leases;
 use crate::check_progress::Requests;
 use crate::check_reads;
 use crate::check_recovery::Durability;
@@ -47,6 +48,8 @@ pub(super) struct Client {
     persist: Persist,
     durability: Durability,
     requests: Requests<Waiting>,
+    /// What openings of each epoch have acknowledged.
+    pub(super) leases: Leases,
     /// Whom it talks to.
     pub(super) peer: Option<Peer>,
     /// The highest epoch that it has talked to anybody in.
@@ -67,6 +70,7 @@ impl Client {
             workload,
             persist,
             requests: Requests::default(),
+            leases: Leases::default(),
             peer: None,
             epoch: 0,
             asks_left: 0,
@@ -87,6 +91,11 @@ impl Client {
     /// Whether it would talk to an opening of this epoch.
     pub(super) fn prefers(&self, epoch: u64) -> bool {
         epoch > self.epoch
+    }
+
+    /// Whether it talks to an opening of a higher epoch than this, or did last.
+    pub(super) fn has_left(&self, epoch: u64) -> bool {
+        epoch < self.epoch
     }
 
     /// Talk to this opening.
@@ -172,6 +181,10 @@ impl Client {
             // What is out of range or about allocation is the matter of other worlds.
             Ask::Extents(..) | Ask::Bad(..) => return None,
         };
+        if let Waiting::Write(id, _) = waiting {
+            let write = self.history.write(id);
+            (self.leases).sent(self.epoch, id, write.content, write.range);
+        }
         Some((self.requests.sent(now, waiting), request))
     }
 
@@ -216,6 +229,7 @@ impl Client {
             (Waiting::Write(id, fua), Reply::Done) => {
                 self.acked += 1;
                 self.history.ack_write(id, now);
+                self.leases.acked(id, self.history.write(id).range);
                 if fua {
                     self.history.order_fua(id);
                 }

@@ -1,4 +1,4 @@
-//! A node's clock: it runs at a rate of its own, and may stand still while its node is paused.
+//! A node's clock: it runs at a rate of its own. In some worlds it may stand still while its node is paused.
 
 use hdcs_core::base::io::Nanos;
 

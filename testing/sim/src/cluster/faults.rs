@@ -50,9 +50,10 @@ impl ClusterWorld {
         }
     }
 
-    /// A node is alone for so long that it is taken for dead, and goes on by itself.
+    /// A node is alone for so long that it is taken for dead, and goes on by itself. Sometimes another one is to take the
+    /// group at once: then it may still have a lease when nobody else is waited for any more.
     fn isolate(&mut self, node: usize) {
-        let pause = Nanos::from_millis(self.random.u64(1_000..DOWN_MAX_MILLIS));
+        let pause = Nanos::from_millis(self.random.u64(1_000..2 * DOWN_MAX_MILLIS));
         let others: Vec<usize> = (0..self.nodes.len())
             .filter(|other| *other != node)
             .collect();
@@ -62,6 +63,19 @@ impl ClusterWorld {
         }
         self.store.cut(node, true);
         self.engine.after(pause, Happening::HealStore { node });
+        let record = self.store.record();
+        let candidates = record.config.members.iter();
+        let candidates: Vec<_> = candidates
+            .filter(|member| usize::from(member.0) != node)
+            .collect();
+        if self.primary().is_some_and(|(primary, _)| primary == node)
+            && !candidates.is_empty()
+            && self.random.u8(..4) > 0
+        {
+            let taking = record.taking(candidates[self.random.usize(..candidates.len())]);
+            self.engine
+                .after(Nanos(1), Happening::ManagerWrites(taking));
+        }
     }
 
     fn draw_pause(&mut self) -> Nanos {
@@ -80,6 +94,7 @@ impl ClusterWorld {
         for user in up.users() {
             self.shared.lose(user);
             self.leave_client(user);
+            self.reader.leave(user);
         }
         let now = self.engine.now();
         let state = &mut self.nodes[node];
@@ -112,7 +127,8 @@ impl ClusterWorld {
         self.engine.note("pause", [node as u64, 0, 0, 0]);
         self.coverage.pauses += 1;
         self.nodes[node].paused = Some(local);
-        let (life, stood) = (self.nodes[node].life, self.random.bool());
+        let life = self.nodes[node].life;
+        let stood = !self.scenario.clocks_go_on && self.random.bool();
         let pause = self.draw_pause();
         self.engine
             .after(pause, Happening::Resume { node, life, stood });

@@ -28,6 +28,8 @@ fn name(message: &Message) -> (&'static str, u64) {
         Message::Promised(copy) => ("promised", copy.head.position),
         Message::ReadLog { after } => ("read log", after.position),
         Message::LogData(span) => ("log data", span.end.position),
+        Message::Beat { number, .. } => ("beat", *number),
+        Message::Echo { number } => ("echo", *number),
         Message::Join => ("join", 0),
         Message::Joining { points } => ("joining", points.len() as u64),
         Message::JoinAt(cut) => ("join at", cut.at.position),
@@ -55,7 +57,12 @@ impl ClusterWorld {
                 let Some((epoch, message, data)) = up.participant.next_send(to) else {
                     break;
                 };
-                let (message, data) = (message.clone(), data.to_vec());
+                let (mut message, data) = (message.clone(), data.to_vec());
+                if let Message::Beat { lease_ms, .. } = &mut message
+                    && self.plant == Some(Plant::PromiseWithoutWaiting)
+                {
+                    *lease_ms = 0;
+                }
                 up.participant.sent(now, to);
                 has_some = true;
                 if !self.forge(node, member, epoch, &message) {

@@ -13,10 +13,11 @@
 //! does late what it was asked for; a manager that takes the group for no reason. Media are not lost, and do not rot.
 //!
 //! * [`world`](self) drives it, `faults` has things go wrong, `effects` has what nodes ask of devices.
-//! * `link`, `store`, `shared` (the backend), `clock`, `manager` and `client` are what the world is made of.
-//! * `check_logs`, `check_serving` and the histories of [`crate::model`] say what must hold.
+//! * `link`, `store`, `shared` (the backend), `clock`, `manager`, `client` and `reader` are what the world is made of.
+//! * `check_logs`, `check_serving`, `check_leases` and the histories of [`crate::model`] say what must hold.
 //! * [`Plant`] are bugs that prove that the checkers bite.
 
+mod check_leases;
 mod check_logs;
 mod check_serving;
 mod client;
@@ -28,6 +29,7 @@ mod links;
 mod manager;
 mod node;
 mod plant;
+mod reader;
 mod scenario;
 mod shared;
 mod store;
@@ -77,6 +79,8 @@ pub struct Coverage {
     pub unknown: u64,
     /// Messages that arrived.
     pub messages: u64,
+    /// Reads of an opening that the client had left for one of a higher epoch.
+    pub old_reads: u64,
     /// Laps of the ring, in thousandths, of the log that went furthest.
     pub laps: u64,
 }
@@ -98,6 +102,7 @@ impl Coverage {
         self.leaves += other.leaves;
         self.unknown += other.unknown;
         self.messages += other.messages;
+        self.old_reads += other.old_reads;
         self.laps = self.laps.max(other.laps);
     }
 }
@@ -107,7 +112,7 @@ impl fmt::Display for Coverage {
         write!(
             f,
             "{} replies ({} errors, {} writes), {} takeovers, {} fenced, {} given up, {} crashes, {} pauses, {} cuts, \
-             {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {}.{:03} laps at most",
+             {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {} reads of old openings, {}.{:03} laps at most",
             self.replies,
             self.errors,
             self.acked,
@@ -122,6 +127,7 @@ impl fmt::Display for Coverage {
             self.leaves,
             self.unknown,
             self.messages,
+            self.old_reads,
             self.laps / 1000,
             self.laps % 1000,
         )

@@ -25,6 +25,10 @@ pub enum Plant {
     TwoWinners,
     /// A volume goes on when its node does not serve any more.
     DeafVolume,
+    /// A volume answers reads whether there is a lease or not.
+    ReadPastLease,
+    /// A member forgets what it has echoed, so that nobody waits for it.
+    PromiseWithoutWaiting,
 }
 
 impl Plant {

@@ -28,6 +28,10 @@ pub(super) struct Scenario {
     pub(super) config: VolumeConfig,
     pub(super) behaviour: Behaviour,
     pub(super) times: Times,
+    /// Nodes' clocks run at one of these rates, in thousandths.
+    pub(super) rates: &'static [u64],
+    /// Clocks go on while their nodes stand still. If they do not, a lease means nothing, and none is checked.
+    pub(super) clocks_go_on: bool,
     pub(super) disk: Latency,
     pub(super) link: Latency,
     pub(super) store: Latency,
@@ -98,6 +102,13 @@ fn volume(random: &mut Rng) -> VolumeConfig {
     config
 }
 
+/// Rates of clocks, by how many thousandths one may be faster than another, and how long leases are then: whoever waits for
+/// one with clocks that differ so much waits many times as long.
+const DRIFTS: [(u32, &[u64], &[u64]); 2] = [
+    (100, &[954, 977, 1000, 1000, 1024, 1048], &[200, 1000, 4000]),
+    (3000, &[500, 900, 1000, 1000, 1100, 2000], &[100, 200]),
+];
+
 impl Scenario {
     /// The longest pause of the client, so that it goes on for as long as things go wrong.
     pub(super) fn client_pause(&self) -> Nanos {
@@ -113,6 +124,7 @@ impl Scenario {
         behaviour.sectors_max = behaviour.sectors_max.min(pick(random, &[16, 64, 256]));
         let sectors = config.bytes / SECTOR_BYTES as u64;
         behaviour.sectors_max = behaviour.sectors_max.min(sectors);
+        let (drift_permille, rates, leases) = pick(random, &DRIFTS);
         let millis = |random: &mut Rng, choices: &[u64]| Nanos::from_millis(pick(random, choices));
         Self {
             nodes: pick(random, &[3, 3, 3, 3, 3, 2, 4, 5]),
@@ -135,7 +147,11 @@ impl Scenario {
                 joiner_max: millis(random, &[2000, 10_000]),
                 gathering_max: millis(random, &[50, 200, 1000]),
                 levelling_max: millis(random, &[500, 2000, 5000]),
+                lease: millis(random, leases),
+                drift_permille,
             },
+            rates,
+            clocks_go_on: random.u8(..4) > 0,
             disk: latency(random, &[100, 500, 4000]),
             link: latency(random, &[50, 500, 4000]),
             store: latency(random, &[2000, 20_000]),

@@ -11,7 +11,7 @@ use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache};
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Act, Found, Participant, Role};
 use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Seat, WhenShort};
-use hdcs_core::volume::{Context, Event, Phase, Volume};
+use hdcs_core::volume::{Context, Event, Phase, Volume, lease};
 
 use super::check_logs::{self, Logs};
 use super::check_serving::Serving;
@@ -20,6 +20,7 @@ use super::clock::Clock;
 use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
 use super::node::{LogWrite, Node, Standing, Up};
+use super::reader::Reader;
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
 use super::shared::{Shared, User};
 use super::store::{Fate, Store};
@@ -118,6 +119,7 @@ pub(super) struct ClusterWorld {
     pub(super) manager: Manager,
     pub(super) shared: Shared,
     pub(super) client: Client,
+    pub(super) reader: Reader,
     pub(super) logs: Logs,
     pub(super) serving: Serving,
     /// Nothing goes wrong any more.
@@ -189,7 +191,7 @@ impl ClusterWorld {
         let now = Nanos(1);
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
-                let rate = [500, 900, 1000, 1000, 1100, 2000][random.usize(..6)];
+                let rate = scenario.rates[random.usize(..scenario.rates.len())];
                 let clock = Clock::new(now, Nanos(random.u64(1..1 << 30)), rate);
                 let is_member = index == 0 || scenario.is_complete;
                 Node::new(&scenario.config, is_member, clock, random.u64(..))
@@ -211,6 +213,7 @@ impl ClusterWorld {
             manager: Manager::new(count, scenario.whim_one_in, random.u64(..)),
             shared: Shared::new(sectors, scenario.fences, random.u64(..)),
             client: Client::new(sectors, workload, scenario.config.persist),
+            reader: Reader::new(random.u64(..)),
             logs: Logs::default(),
             serving: Serving::default(),
             is_calm: false,
@@ -364,7 +367,11 @@ impl ClusterWorld {
             .map(|span| (span.end.position, span.end.chain));
         self.nodes[node].media.extend(ends);
         let (member, times) = (Member(node as u16), self.scenario.times);
-        let participant = Participant::new(member, found, None, Arc::clone(&self.pool), times);
+        let (now, pool) = (
+            self.nodes[node].now(self.engine.now()),
+            Arc::clone(&self.pool),
+        );
+        let participant = Participant::new(member, now, found, None, pool, times);
         self.nodes[node].up = Some(Up {
             participant,
             standing: None,
@@ -521,6 +528,12 @@ impl ClusterWorld {
                 Ok(())
             }
             Act::Began => self.began(node),
+            Act::Lease { until } => {
+                if let Some(standing) = self.standing(node) {
+                    standing.events.push_back(Event::Lease { until });
+                }
+                Ok(())
+            }
             Act::Fenced => {
                 self.coverage.fenced += 1;
                 self.engine.note("fenced", [node as u64, 0, 0, 0]);
@@ -572,8 +585,11 @@ impl ClusterWorld {
             pool: &self.pool,
             actions: &mut actions,
         };
-        let volume = Volume::open(self.scenario.config.clone(), now, &mut cx);
+        let mut volume = Volume::open(self.scenario.config.clone(), now, &mut cx);
         drop(cx);
+        if self.plant != Some(Plant::ReadPastLease) {
+            lease::need(&mut volume);
+        }
         let standing = Standing {
             user,
             cache,
@@ -601,6 +617,7 @@ impl ClusterWorld {
         if let Some(standing) = standing {
             self.shared.leave(standing.user);
             self.leave_client(standing.user);
+            self.reader.leave(standing.user);
         }
     }
 
@@ -689,6 +706,7 @@ impl ClusterWorld {
         self.open_backend();
         self.choose_peer();
         for _ in 0..self.random.u64(1..=ASKS_AT_ONCE_MAX) {
+            self.read_of_old();
             let (pool, shared) = (Arc::clone(&self.pool), &mut self.shared);
             let Some(peer) = self.client.peer.filter(|peer| self.nodes[peer.node].runs()) else {
                 break;

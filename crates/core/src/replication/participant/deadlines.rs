@@ -2,7 +2,8 @@
 //!
 //! The machines know no time: they are told that somebody is late. A member that owes an answer and gives none, or cannot
 //! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
-//! what it has, and is not waited for by anybody.
+//! what it has, and is not waited for by anybody. Echoes of beats count for nothing here: a member whose medium hangs still
+//! sends them ([`super::leases`]).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -21,6 +22,12 @@ pub struct Times {
     pub gathering_max: Nanos,
     /// A takeover waits so long for those who promised to be level.
     pub levelling_max: Nanos,
+    /// For so long after it was sent a primary relies on a beat that was echoed; [`LEASE_MS_MAX`] at most.
+    ///
+    /// [`LEASE_MS_MAX`]: crate::base::limits::LEASE_MS_MAX
+    pub lease: Nanos,
+    /// By so many thousandths the clock of a node may be faster than that of another one.
+    pub drift_permille: u32,
 }
 
 impl Default for Times {
@@ -30,6 +37,8 @@ impl Default for Times {
             joiner_max: Nanos::from_millis(60_000),
             gathering_max: Nanos::from_millis(1_000),
             levelling_max: Nanos::from_millis(5_000),
+            lease: Nanos::from_millis(2_000),
+            drift_permille: 100,
         }
     }
 }

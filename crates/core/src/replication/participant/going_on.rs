@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 use super::reads::{self, Purpose};
 use super::{Act, Operation, Outbox, Part, Participant};
 use crate::base::error::IoError;
-use crate::base::io::{Done, Token};
+use crate::base::io::{Done, Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
 use crate::replication::Member;
 use crate::replication::Spans;
 use crate::replication::group::Group;
 use crate::replication::message::{Message, Question};
 use crate::replication::record::WhenShort;
-use crate::replication::takeover::Step;
+use crate::replication::takeover::{Step, Takeover};
 
 impl Participant {
     /// Go on as far as it goes without anybody else.
@@ -32,11 +32,14 @@ impl Participant {
             if self.change_part() {
                 continue;
             }
+            self.send_beats();
             if !self.fill_outboxes() {
                 break;
             }
         }
         self.ask_for_repairs();
+        // A change of the record may be written once it is asked for: a lease that it makes shorter is so before.
+        self.tell_lease();
         self.ask_record();
         self.complete();
         self.start_reads();
@@ -69,6 +72,7 @@ impl Participant {
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));
         (self.stands, self.refuses) = (false, false);
+        self.leases.begin_part();
         self.deadlines.begin(self.now);
         self.part = part;
         for member in &self.links {
@@ -138,7 +142,10 @@ impl Participant {
     /// Answer others, and this node itself. Returns whether there was something for itself.
     fn answer(&mut self) -> bool {
         let mut own = Vec::new();
-        while let Some((to, epoch, message)) = self.replica.next_message() {
+        while let Some((to, epoch, mut message)) = self.replica.next_message() {
+            if let Message::Promised(copy) = &mut message {
+                copy.lease_left_ms = self.leases.left_ms(self.now);
+            }
             if to == self.me {
                 own.push((epoch, message));
             } else if let Message::LogData(span) = message {
@@ -228,6 +235,41 @@ impl Participant {
         has_own
     }
 
+    /// Send the beats that are due. There is one under way to a member at most, so it needs no room.
+    fn send_beats(&mut self) {
+        let Part::Serves(group) = &self.part else {
+            return;
+        };
+        for member in group.followers() {
+            if let Some(outbox) = self.outboxes.get_mut(&member)
+                && let Some(beat) = self.leases.next_beat(self.now, member)
+            {
+                outbox.push(beat, Vec::new());
+            }
+        }
+    }
+
+    /// Tell what stands on the log until when it may answer reads, if that is news.
+    pub(super) fn tell_lease(&mut self) {
+        if let Part::Serves(group) = &self.part
+            && self.stands
+            && let Some(until) = self.leases.news(group)
+        {
+            self.acts.push(Act::Lease { until });
+        }
+    }
+
+    /// When a candidate that has everything else may ask for its record; `None`: it has not, or has asked.
+    pub(super) fn record_due(&self, takeover: &Takeover) -> Option<Nanos> {
+        let Step::Asks {
+            is_asked: false, ..
+        } = takeover.step()
+        else {
+            return None;
+        };
+        Some(self.leases.over_at(takeover, self.last_primary))
+    }
+
     fn has_room_for(&self, member: Member) -> bool {
         let outbox = self.outboxes.get(&member);
         member == self.me || outbox.is_some_and(Outbox::takes_more)
@@ -263,9 +305,13 @@ impl Participant {
     }
 
     fn ask_record(&mut self) {
+        let is_due = match &self.part {
+            Part::Takes(takeover) => (self.record_due(takeover)).is_some_and(|at| at <= self.now),
+            Part::Follows | Part::Serves(_) => true,
+        };
         let record = match &mut self.part {
             Part::Follows => None,
-            Part::Takes(takeover) => takeover.next_record(),
+            Part::Takes(takeover) => is_due.then(|| takeover.next_record()).flatten(),
             Part::Serves(group) => group.next_record(),
         };
         self.acts.extend(record.map(Act::Ask));

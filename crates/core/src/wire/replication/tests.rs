@@ -49,6 +49,7 @@ fn copy() -> Copy {
         is_unflushed: true,
         joined: 15,
         is_whole: false,
+        lease_left_ms: 0,
     }
 }
 
@@ -71,6 +72,10 @@ fn requests() -> Vec<Message> {
         Message::JoinAt(cut()),
         Message::Verify { up_to: at(21) },
         Message::ReadLog { after: at(22) },
+        Message::Beat {
+            number: 23,
+            lease_ms: LEASE_MS_MAX,
+        },
     ]
 }
 
@@ -79,6 +84,7 @@ fn answers() -> Vec<Answer> {
     let whole = Copy {
         is_unflushed: false,
         is_whole: true,
+        lease_left_ms: 2_200,
         ..copy()
     };
     let messages = [
@@ -90,6 +96,7 @@ fn answers() -> Vec<Answer> {
         Message::Verified { up_to: at(32) },
         Message::NotWhole { up_to: at(33) },
         Message::LogData(span()),
+        Message::Echo { number: 34 },
         Message::Joining { points: Vec::new() },
         Message::Joining { points },
     ];
@@ -187,7 +194,7 @@ fn what_is_read_is_written_the_same() {
 
 #[test]
 fn unknown_codes_and_flags_are_refused() {
-    for code in (0..64).chain(91..=u16::MAX) {
+    for code in (0..64).chain(92..=u16::MAX) {
         let meta = open(ABOUT);
         assert_eq!(read_request(code, &meta), Err(MessageError::Code(code)));
         assert_eq!(read_answer(code, &meta), Err(MessageError::Code(code)));
@@ -201,6 +208,19 @@ fn unknown_codes_and_flags_are_refused() {
             Err(MessageError::Reserved(code))
         );
     }
+}
+
+#[test]
+fn lease_that_is_longer_than_any_is_refused() {
+    let beat = Message::Beat {
+        number: 1,
+        lease_ms: LEASE_MS_MAX + 1,
+    };
+    let (code, meta) = request(ABOUT, &beat).unwrap();
+    assert!(matches!(
+        read_request(code, &meta),
+        Err(MessageError::Unexpected(_))
+    ));
 }
 
 #[test]
@@ -221,12 +241,13 @@ fn answer_fits_the_request_that_it_belongs_to() {
                     }
                     Message::LogData(_) => question == Question::ReadLog,
                     Message::Joining { .. } => question == Question::Join,
+                    Message::Echo { .. } => question == Question::Beat,
                     other => unreachable!("{other:?} is no answer"),
                 },
             };
             assert_eq!(fits(question, code), expected, "{question:?} {one:?}");
         }
-        assert!(!fits(question, 79) && !fits(question, 91));
+        assert!(!fits(question, 79) && !fits(question, 92));
     }
 }
 

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{GroupRole, GroupView, TakeOver, VolumeGroup};
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_core::base::limits::LEASE_MS_MAX;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status};
@@ -65,6 +66,10 @@ use crate::shard::groups::{CopySpec, GroupChange, GroupEvent};
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 /// How long a takeover may take until the volume is served.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(60);
+const _: () = assert!(
+    TAKEOVER_TIME_MAX.as_millis() > LEASE_MS_MAX as u128 * 3 / 2,
+    "a takeover may have to wait out a lease, which is stretched for clocks that differ"
+);
 /// Between two lines in the log about what goes wrong again and again.
 const FAULT_PERIOD: Duration = Duration::from_secs(10);
 

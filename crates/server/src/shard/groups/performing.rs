@@ -35,6 +35,8 @@ enum Told {
         offset: u64,
         buf: BufMut,
     },
+    /// Until when it may answer reads.
+    Lease(Nanos),
     /// The group is another node's.
     Fenced,
     /// Whether writes are to fail for want of members.
@@ -96,6 +98,7 @@ impl Groups {
                 let epoch = copy.participant.record().map_or(0, |record| record.epoch);
                 self.tell(volume, GroupChange::Began { epoch });
             }
+            Act::Lease { until } => return Some((copy.slot?, Told::Lease(until))),
             Act::Fenced => {
                 let slot = copy.slot;
                 self.tell(volume, GroupChange::Fenced);
@@ -196,6 +199,7 @@ fn run_touched(state: &mut ShardState) {
                         served.log.read(&mut state.ring, owner, token, offset, buf);
                     }
                 }
+                Some((slot, Told::Lease(until))) => state.step(slot, Event::Lease { until }),
                 // Its clients get no answer from here any more, whatever the control plane is busy with.
                 Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
                 Some((slot, Told::Short(refuses))) => {

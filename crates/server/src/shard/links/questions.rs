@@ -6,7 +6,7 @@
 //! |---|---|
 //! | Named | every Superblock with this number or a lower one |
 //! | Fenced | everything of the log in this epoch or a lower one |
-//! | LogData, Verified, NotWhole, HasCut | the request with the same point, or cut |
+//! | LogData, Verified, NotWhole, HasCut, Echo | the request with the same point, cut or number |
 //! | Attached, Promised, Joining | the request |
 //!
 //! What the copy will never answer ends with Nothing, so that the leader does not wait for it:
@@ -101,6 +101,7 @@ pub fn answers(said: &Message, asked: &Message) -> bool {
         (Message::Attached(_), Message::Attach)
         | (Message::Promised(_), Message::Promise { .. })
         | (Message::Joining { .. }, Message::Join) => true,
+        (Message::Echo { number }, Message::Beat { number: asked, .. }) => number == asked,
         (Message::Named { number }, Message::Superblock(change)) => change.number <= *number,
         (Message::HasCut(cut), Message::JoinAt(asked)) => cut == asked,
         (Message::LogData(span), Message::ReadLog { after }) => span.start == *after,
@@ -162,6 +163,7 @@ mod tests {
             is_unflushed: false,
             joined: 1,
             is_whole: true,
+            lease_left_ms: 0,
         }
     }
 
@@ -226,6 +228,19 @@ mod tests {
         assert_eq!(answer(&mut questions, 5, &read), (vec![2], vec![]));
         let attached = Message::Attached(copy());
         assert_eq!(answer(&mut questions, 5, &attached), (vec![0], vec![]));
+    }
+
+    #[test]
+    fn echo_answers_the_beat_of_its_number() {
+        let mut questions = Questions::default();
+        let beat = Message::Beat {
+            number: 3,
+            lease_ms: 2_000,
+        };
+        ask(&mut questions, &[(5, beat)]);
+        let echo = |number| Message::Echo { number };
+        assert_eq!(answer(&mut questions, 5, &echo(2)), (vec![], vec![]));
+        assert_eq!(answer(&mut questions, 5, &echo(3)), (vec![0], vec![]));
     }
 
     #[test]

@@ -63,6 +63,7 @@ fn copy() -> Copy {
         is_unflushed: true,
         joined: 15,
         is_whole: true,
+        lease_left_ms: 0,
     }
 }
 

@@ -1,0 +1,103 @@
+//! Until when a primary may answer reads, and who waits for that.
+
+use super::*;
+
+/// Cut a primary off from everybody, and have the next node take the group unseen by it.
+fn take_from_one_that_is_cut_off(net: &mut Net) {
+    for member in [1, 2] {
+        net.cut.insert((Member(0), Member(member)));
+        net.cut.insert((Member(member), Member(0)));
+    }
+    net.settle();
+    let taking = net.record.taking(Member(1));
+    net.record = taking.clone();
+    let now = net.now;
+    for member in [1, 2] {
+        net.participant(Member(member)).see(now, &taking);
+    }
+}
+
+#[test]
+fn primary_has_a_lease_while_members_echo_whether_anything_is_written_or_not() {
+    let mut net = Net::healthy(AckLevel::All);
+    for _ in 0..20 {
+        net.pass(500);
+        let left = net.node(Member(0)).lease.since(net.now);
+        assert!(left >= Nanos::from_millis(1_400), "{left:?}");
+    }
+    net.cut.insert((Member(0), Member(2)));
+    net.pass(1_900);
+    assert_eq!(net.record.config.members.count(), 3);
+    let left = net.node(Member(0)).lease.since(net.now);
+    assert!(left < Nanos::from_millis(500), "{left:?}");
+    net.pass(1_000);
+    assert_eq!(net.record.config.members.count(), 2, "it was left out");
+    let left = net.node(Member(0)).lease.since(net.now);
+    assert!(left >= Nanos::from_millis(1_400), "{left:?}");
+}
+
+#[test]
+fn what_stands_on_the_log_anew_is_told_of_the_lease_that_there_is() {
+    for count in [1, 2] {
+        let mut net = Net::new(count, AckLevel::All);
+        net.take(Member(0));
+        net.settle();
+        let lease = net.nodes[0].lease;
+        assert!(lease > net.now);
+        let participant = net.participant(Member(0));
+        participant.stand();
+        let acts = participant.take_acts();
+        assert!(matches!(acts[..], [Act::Lease { until }] if until == lease));
+    }
+}
+
+#[test]
+fn member_that_hangs_while_nothing_is_written_is_left_out() {
+    let mut net = Net::healthy(AckLevel::Majority);
+    net.full.insert((Member(0), Member(2)));
+    net.pass(3_000);
+    assert!(!net.record.config.members.contains(Member(2)));
+}
+
+#[test]
+fn candidate_serves_only_once_the_lease_of_one_that_is_cut_off_is_over() {
+    for ack in [AckLevel::Majority, AckLevel::All] {
+        let mut net = Net::healthy(ack);
+        net.pass(600);
+        take_from_one_that_is_cut_off(&mut net);
+        let mut waited = false;
+        while net.node(Member(1)).began == 0 {
+            net.pass(50);
+            waited |= net.now < net.nodes[0].lease;
+        }
+        assert!(waited, "it was there meanwhile: {ack:?}");
+        assert!(net.now > net.nodes[0].lease, "{ack:?}");
+    }
+}
+
+#[test]
+fn candidate_that_has_the_old_primarys_promise_waits_for_no_lease() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.pass(600);
+    net.take(Member(1));
+    net.pass(100);
+    assert_eq!(net.node(Member(1)).began, 1);
+    assert!(net.node(Member(0)).writer.is_none());
+}
+
+#[test]
+fn member_that_has_restarted_is_waited_for_as_if_it_had_just_echoed() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.pass(10_000);
+    net.kill(Member(0));
+    net.pass(10_000);
+    let taking = net.record.taking(Member(1));
+    net.record = taking;
+    net.kill(Member(1));
+    net.kill(Member(2));
+    net.start(Member(1));
+    net.pass(2_000);
+    assert_eq!(net.node(Member(1)).began, 0);
+    net.pass(1_000);
+    assert_eq!(net.node(Member(1)).began, 1);
+}
