@@ -416,7 +416,7 @@ impl GroupRecord {
                 }
                 let is_served = matches!(self.phase, Phase::Serving { .. });
                 let can_need = (1..=next.config.replicas).contains(&next.config.copies_min);
-                if !next.config.needs_as(&self.config) && !(is_served && can_need) {
+                if !(next.config.needs_as(&self.config) || is_served && can_need) {
                     return Err(RecordError::Needs);
                 }
                 Ok(())
