@@ -107,6 +107,8 @@ pub struct Disk {
     volatile: BTreeMap<u64, Vec<Block>>,
     ops: BTreeMap<OpId, Op>,
     next_op: OpId,
+    /// Counts what has changed what readers see.
+    version: u64,
     /// Bits flipped and not overwritten since, by byte offset.
     rot: BTreeMap<u64, u8>,
     /// The lie that is to be told, after so many operations of its kind.
@@ -136,6 +138,7 @@ impl Disk {
             volatile: BTreeMap::new(),
             ops: BTreeMap::new(),
             next_op: 0,
+            version: 0,
             rot: BTreeMap::new(),
             lie: None,
             told: None,
@@ -186,6 +189,11 @@ impl Disk {
         (place != here).then_some(place * block)
     }
 
+    /// Another number than before whenever a reader may see something else than before.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -195,6 +203,7 @@ impl Disk {
     pub fn resize(&mut self, bytes: u64) {
         assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "whole blocks");
         let blocks = bytes / BLOCK_BYTES as u64;
+        self.version += 1;
         self.bytes = bytes;
         self.medium.resize(blocks as usize, None);
         self.volatile.split_off(&blocks);
@@ -345,6 +354,7 @@ impl Disk {
 
     /// Power is gone: what was not durable is kept, lost or torn.
     pub fn power_cut(&mut self) {
+        self.version += 1;
         let volatile = std::mem::take(&mut self.volatile);
         for (block, versions) in volatile {
             let base = block * BLOCK_BYTES as u64;
@@ -420,6 +430,7 @@ impl Disk {
 
     /// Everything is gone: another device, or one that was wiped.
     pub fn wipe(&mut self) {
+        self.version += 1;
         self.medium.fill_with(|| None);
         self.volatile.clear();
         self.ops.clear();
@@ -436,6 +447,7 @@ impl Disk {
         if self.volatile.contains_key(&block) {
             return false;
         }
+        self.version += 1;
         let mask = 1 << (bit % 8);
         data[(offset % BLOCK_BYTES as u64) as usize] ^= mask;
         *self.rot.entry(offset).or_default() ^= mask;
@@ -455,6 +467,7 @@ impl Disk {
 
     /// Undo all rot that was not overwritten.
     pub fn heal(&mut self) {
+        self.version += 1;
         for (offset, mask) in std::mem::take(&mut self.rot) {
             let block = (offset / BLOCK_BYTES as u64) as usize;
             if let Some(data) = &mut self.medium[block] {
@@ -465,13 +478,16 @@ impl Disk {
 
     /// What a reader would see now, without races: for checkers that look at the medium.
     pub fn peek(&self, offset: u64, out: &mut [u8]) {
-        for (index, sector) in out.chunks_mut(SECTOR_BYTES).enumerate() {
-            let at = offset + (index * SECTOR_BYTES) as u64;
+        let (mut at, mut rest) = (offset, out);
+        while !rest.is_empty() {
             let start = (at % BLOCK_BYTES as u64) as usize;
+            let (part, behind) = rest.split_at_mut(rest.len().min(BLOCK_BYTES - start));
             match self.visible(at / BLOCK_BYTES as u64) {
-                Some(data) => sector.copy_from_slice(&data[start..start + sector.len()]),
-                None => sector.fill(0),
+                Some(data) => part.copy_from_slice(&data[start..start + part.len()]),
+                None => part.fill(0),
             }
+            at += part.len() as u64;
+            rest = behind;
         }
     }
 
@@ -546,6 +562,7 @@ impl Disk {
         durable: bool,
         mut choose: impl FnMut(&mut Rng, u64) -> bool,
     ) {
+        self.version += 1;
         for (index, chunk) in data.chunks(SECTOR_BYTES).enumerate() {
             if !choose(&mut self.random, index as u64) {
                 continue;

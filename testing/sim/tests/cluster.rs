@@ -104,3 +104,43 @@ fn plant_of_a_volume_that_reads_without_a_lease_is_caught() {
 fn plant_of_a_member_that_forgets_what_it_has_echoed_is_caught() {
     assert_caught(Plant::PromiseWithoutWaiting, &["read-past-lease"]);
 }
+
+#[test]
+fn plant_of_a_member_that_is_taken_to_have_promised_is_caught() {
+    assert_caught(Plant::EarlyPromise, &["committed-lost", "no-prefix"]);
+}
+
+#[test]
+fn plant_of_a_member_that_is_left_out_before_the_record_says_so_is_caught() {
+    assert_caught(Plant::EarlyLeave, &["committed-too-few"]);
+}
+
+#[test]
+fn plant_of_a_new_copy_that_counts_is_caught() {
+    assert_caught(Plant::FreshVote, &["committed-lost", "no-prefix"]);
+}
+
+#[test]
+fn plant_of_a_damaged_copy_that_counts_is_caught() {
+    assert_caught(Plant::DamagedVote, &["committed-lost"]);
+}
+
+#[test]
+fn plant_of_a_failed_write_that_is_hidden_is_caught() {
+    assert_caught(Plant::HiddenFailure, &["committed-too-few"]);
+}
+
+#[test]
+fn plant_of_a_backend_that_takes_what_older_owners_write_is_caught() {
+    assert_caught(Plant::Unfenced, &["backend-incomplete", "read-stale"]);
+}
+
+#[test]
+fn plant_of_a_backend_that_does_not_flush_is_caught() {
+    assert_caught(Plant::LazyFlush, &["backend-fua-order", "backend-order"]);
+}
+
+#[test]
+fn plant_of_a_manager_that_has_not_seen_the_record_is_caught() {
+    assert_caught(Plant::BlindManager, &["record"]);
+}

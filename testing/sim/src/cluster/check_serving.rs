@@ -22,24 +22,17 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// The store has this record in the place of that one. `superblock` tells what a member's medium says.
+    /// The store has this record; those are members that the one before it had not, and what their media say.
     pub(super) fn record(
         &mut self,
-        last: &GroupRecord,
         next: &GroupRecord,
-        superblock: impl Fn(Member) -> Option<LogSuperblock>,
+        come: impl Iterator<Item = (Member, Option<LogSuperblock>)>,
     ) -> Result<(), Violation> {
         if let Some(primary) = next.primary() {
             self.named.insert(next.epoch, primary);
         }
-        let old = &last.config.members;
-        for member in next
-            .config
-            .members
-            .iter()
-            .filter(|member| !old.contains(*member))
-        {
-            let membership = superblock(member).and_then(|superblock| superblock.membership());
+        for (member, superblock) in come {
+            let membership = superblock.and_then(|superblock| superblock.membership());
             let joined = next.config.members.joined(member);
             let is_whole =
                 membership.is_some_and(|says| says.is_whole && Some(says.joined) == joined);
@@ -89,13 +82,14 @@ mod tests {
         };
         let first = GroupRecord::first(Member(0), config, Nodes::new());
         let mut serving = Serving::default();
-        serving.record(&first, &first, |_| None).unwrap();
+        serving.record(&first, [].into_iter()).unwrap();
         assert_eq!(serving.begin(0, 1), Ok(()));
         assert_eq!(serving.begin(1, 1).unwrap_err().rule, "two-primaries");
         assert_eq!(serving.begin(1, 2).unwrap_err().rule, "serves-unasked");
         let left = first.leave(Member(1));
         let joined = left.join(seat(1));
-        let rule = serving.record(&left, &joined, |_| None).unwrap_err().rule;
+        let come = [(Member(1), None)].into_iter();
+        let rule = serving.record(&joined, come).unwrap_err().rule;
         assert_eq!(rule, "joined-not-whole");
     }
 }

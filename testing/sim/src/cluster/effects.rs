@@ -1,6 +1,7 @@
 //! What volumes and parts ask of devices, and how that ends.
 
 use hdcs_core::base::buf::{Buf, BufMut, Pool};
+use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Action, Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
@@ -76,7 +77,10 @@ impl ClusterWorld {
                 token,
                 offset,
                 data,
-            } => self.begin_on_backend(node, user, token, Wanted::Write(offset, data)),
+            } => {
+                self.stop_beside(node);
+                self.begin_on_backend(node, user, token, Wanted::Write(offset, data))
+            }
             Action::BackendZero {
                 token,
                 offset,
@@ -297,6 +301,18 @@ impl ClusterWorld {
         match up.ops.remove(&id).expect("it was under way") {
             Op::Write { op, token, end } => {
                 let position = end.map_or(0, |end| end.position);
+                if let Some(error) = node.writes_fail {
+                    self.engine
+                        .note("not written", [index as u64, position, 0, 0]);
+                    node.disk.fail_write(op);
+                    let is_hidden = self.plant == Some(Plant::HiddenFailure);
+                    let result = if is_hidden {
+                        Ok(Done::Written)
+                    } else {
+                        Err(error)
+                    };
+                    return up.participant.finished(now, token, result);
+                }
                 self.engine.note("written", [index as u64, position, 0, 0]);
                 node.disk.complete_write(op);
                 node.media.extend(end.map(|end| (end.position, end.chain)));
@@ -305,6 +321,11 @@ impl ClusterWorld {
             Op::Orphan { op, end } => {
                 node.disk.complete_write(op);
                 node.media.extend(end.map(|end| (end.position, end.chain)));
+            }
+            Op::Read { op, token, .. } if node.reads_fail => {
+                self.coverage.failed_reads += 1;
+                node.disk.cancel_read(op);
+                up.participant.finished(now, token, Err(IoError::Failed));
             }
             Op::Read { op, token, mut buf } => {
                 node.disk.complete_read(op, &mut buf);

@@ -23,11 +23,17 @@ impl ClusterWorld {
             node,
             |(primary, _)| if self.random.bool() { primary } else { node },
         );
-        match self.random.u8(..16) {
+        match self
+            .random
+            .u8(..if self.scenario.hurts_media { 20 } else { 16 })
+        {
             0..3 => self.crash(node, true),
             3..5 => self.crash(node, false),
             5 => (0..self.nodes.len()).for_each(|node| self.crash(node, true)),
-            6..9 => self.pause(node),
+            6..9 => {
+                let pause = self.draw_pause();
+                self.pause(node, pause);
+            }
             9..11 => self.cut_links(node),
             11 => self.cut_store(node),
             12 => self.isolate(node),
@@ -36,7 +42,8 @@ impl ClusterWorld {
                 let pause = self.draw_pause();
                 self.engine.after(pause, Happening::Fast { node });
             }
-            _ => self.break_links(node),
+            14..16 => self.break_links(node),
+            _ => self.hurt_medium(node),
         }
     }
 
@@ -78,7 +85,20 @@ impl ClusterWorld {
         }
     }
 
-    fn draw_pause(&mut self) -> Nanos {
+    /// So long that others take a node for dead.
+    pub(super) fn draw_long_pause(&mut self) -> Nanos {
+        Nanos::from_millis(self.random.u64(1_000..DOWN_MAX_MILLIS))
+    }
+
+    /// A node stands still just when it writes to the backend.
+    pub(super) fn stop_beside(&mut self, node: usize) {
+        if !self.is_calm && self.random.u16(..300) == 0 {
+            let life = self.nodes[node].life;
+            self.engine.after(Nanos(1), Happening::Stop { node, life });
+        }
+    }
+
+    pub(super) fn draw_pause(&mut self) -> Nanos {
         let max = [20, 300, DOWN_MAX_MILLIS][self.random.usize(..3)];
         Nanos::from_millis(self.random.u64(1..max))
     }
@@ -91,6 +111,7 @@ impl ClusterWorld {
         self.engine
             .note("crash", [node as u64, u64::from(is_power), 0, 0]);
         self.coverage.crashes += 1;
+        self.media.closed(node);
         for user in up.users() {
             self.shared.lose(user);
             self.leave_client(user);
@@ -100,6 +121,7 @@ impl ClusterWorld {
         let state = &mut self.nodes[node];
         state.life += 1;
         state.inbox.clear();
+        (state.writes_fail, state.reads_fail) = (None, false);
         if let Some(local) = state.paused.take() {
             state.clock.go_on(now, local);
         }
@@ -118,7 +140,7 @@ impl ClusterWorld {
     }
 
     /// A node stands still.
-    fn pause(&mut self, node: usize) {
+    pub(super) fn pause(&mut self, node: usize, pause: Nanos) {
         let now = self.engine.now();
         let local = self.nodes[node].now(now);
         if !self.nodes[node].runs() {
@@ -129,7 +151,6 @@ impl ClusterWorld {
         self.nodes[node].paused = Some(local);
         let life = self.nodes[node].life;
         let stood = !self.scenario.clocks_go_on && self.random.bool();
-        let pause = self.draw_pause();
         self.engine
             .after(pause, Happening::Resume { node, life, stood });
     }
@@ -231,6 +252,7 @@ impl ClusterWorld {
         self.manager.calm();
         self.links.heal();
         self.deliver_stalled();
+        self.calm_media();
         for node in 0..self.nodes.len() {
             self.slow[node] = 1;
             self.heal_store(node);

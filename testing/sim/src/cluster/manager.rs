@@ -1,8 +1,8 @@
 //! A stand-in for the manager: it looks at the nodes and at the record now and then, and says what the record should be.
 //!
 //! Whom it has not heard of for a while it takes for dead. It has the group taken when the primary is dead or does not
-//! serve, or a candidate gets nowhere; and sometimes for no reason. It names nodes that are neither members nor joiners to
-//! be joiners; sometimes it takes that back.
+//! serve, or a candidate gets nowhere; and sometimes for no reason. While there are fewer members than there should be, it
+//! names others to be joiners, of those that live if it can; sometimes it takes that back.
 
 use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
@@ -86,9 +86,7 @@ impl Manager {
         if is_dead || is_idle || is_stuck || self.has_whim(4) {
             return Some(self.take(now, record));
         }
-        (!is_taking)
-            .then(|| self.joiners(record, nodes.len()))
-            .flatten()
+        (!is_taking).then(|| self.joiners(now, record)).flatten()
     }
 
     fn has_whim(&mut self, times: u32) -> bool {
@@ -105,11 +103,17 @@ impl Manager {
         record.taking(candidate)
     }
 
-    fn joiners(&mut self, record: &GroupRecord, nodes: usize) -> Option<GroupRecord> {
-        let all = (0..nodes as u16).map(Member);
-        let mut wanted: Nodes = all
-            .filter(|member| !record.config.members.contains(*member))
+    /// As many as members are missing: those that are joiners already, if they live, and others that do, if there are any.
+    fn joiners(&mut self, now: Nanos, record: &GroupRecord) -> Option<GroupRecord> {
+        let config = &record.config;
+        let missing = usize::from(config.replicas).saturating_sub(config.members.count());
+        let is_dead = |member: &Member| now.since(self.heard[usize::from(member.0)]) > SILENCE_MAX;
+        let all = (0..self.heard.len() as u16).map(Member);
+        let mut others: Vec<Member> = all
+            .filter(|member| !config.members.contains(*member))
             .collect();
+        others.sort_by_key(|member| (is_dead(member), !record.joiners.contains(member), *member));
+        let mut wanted: Nodes = others.into_iter().take(missing).collect();
         if self.has_whim(1) {
             wanted.pop_first();
         }

@@ -10,9 +10,11 @@
 //!
 //! What goes wrong: power and processes of nodes, one or all; nodes that stand still and go on; clocks at rates of their own;
 //! links that break in mid-stream, or let nothing through in one direction or both; a store whose answers are lost, or that
-//! does late what it was asked for; a manager that takes the group for no reason. Media are not lost, and do not rot.
+//! does late what it was asked for; a manager that takes the group for no reason; media that are lost, rot, take no more
+//! writes, or do not read.
 //!
 //! * [`world`](self) drives it, `faults` has things go wrong, `effects` has what nodes ask of devices.
+//! * `media` has what happens to the media of copies, and what is done about it.
 //! * `link`, `store`, `shared` (the backend), `clock`, `manager`, `client` and `reader` are what the world is made of.
 //! * `check_logs`, `check_serving`, `check_leases` and the histories of [`crate::model`] say what must hold.
 //! * [`Plant`] are bugs that prove that the checkers bite.
@@ -27,6 +29,7 @@ mod faults;
 mod link;
 mod links;
 mod manager;
+mod media;
 mod node;
 mod plant;
 mod reader;
@@ -81,6 +84,16 @@ pub struct Coverage {
     pub messages: u64,
     /// Reads of an opening that the client had left for one of a higher epoch.
     pub old_reads: u64,
+    /// Media that were lost.
+    pub lost_media: u64,
+    /// Bits of copies that rotted.
+    pub rots: u64,
+    /// Copies that were found to be damaged.
+    pub damaged: u64,
+    /// Copies that took no more writes.
+    pub failed_writes: u64,
+    /// Reads of copies that failed.
+    pub failed_reads: u64,
     /// Laps of the ring, in thousandths, of the log that went furthest.
     pub laps: u64,
 }
@@ -103,6 +116,11 @@ impl Coverage {
         self.unknown += other.unknown;
         self.messages += other.messages;
         self.old_reads += other.old_reads;
+        self.lost_media += other.lost_media;
+        self.rots += other.rots;
+        self.damaged += other.damaged;
+        self.failed_writes += other.failed_writes;
+        self.failed_reads += other.failed_reads;
         self.laps = self.laps.max(other.laps);
     }
 }
@@ -112,7 +130,8 @@ impl fmt::Display for Coverage {
         write!(
             f,
             "{} replies ({} errors, {} writes), {} takeovers, {} fenced, {} given up, {} crashes, {} pauses, {} cuts, \
-             {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {} reads of old openings, {}.{:03} laps at most",
+             {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {} reads of old openings, {} media \
+             lost, {} rotten ({} found damaged), {} failing to write, {} reads failed, {}.{:03} laps at most",
             self.replies,
             self.errors,
             self.acked,
@@ -128,6 +147,11 @@ impl fmt::Display for Coverage {
             self.unknown,
             self.messages,
             self.old_reads,
+            self.lost_media,
+            self.rots,
+            self.damaged,
+            self.failed_writes,
+            self.failed_reads,
             self.laps / 1000,
             self.laps % 1000,
         )

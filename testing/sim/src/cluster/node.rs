@@ -1,9 +1,12 @@
 //! One node: its medium, its clock, and while it is up its part in the group and the volume that stands on it.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use hdcs_core::base::buf::{BufMut, Pool};
+use hdcs_core::base::error::{IoError, OpenError};
 use hdcs_core::base::io::{Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::cache::ReadCache;
@@ -18,7 +21,6 @@ use super::clock::Clock;
 use super::shared::{Begun, User};
 use super::world::Happening;
 use crate::disk::{Disk, OpId};
-use crate::violation::Violation;
 
 /// Name of the log.
 const LOG: u64 = 99;
@@ -39,6 +41,30 @@ pub(super) struct Node {
     pub(super) inbox: Vec<Happening>,
     /// Ends of spans that its medium has, or had: position and chain.
     pub(super) media: BTreeSet<(u64, u64)>,
+    /// How writes to its medium fail, while they do.
+    pub(super) writes_fail: Option<IoError>,
+    /// Whether reads of others' spans from its medium fail.
+    pub(super) reads_fail: bool,
+    /// What the last replay has found, and of which version of the medium.
+    cached: RefCell<Option<(u64, Result<Found, CopyError>)>>,
+}
+
+/// Why a copy is not opened.
+#[derive(Clone, Debug)]
+pub(super) enum CopyError {
+    /// Its log refuses to open.
+    Refused(OpenError),
+    /// Some data of it is damaged.
+    Damaged,
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => write!(f, "{error}"),
+            Self::Damaged => write!(f, "some of its data is damaged"),
+        }
+    }
 }
 
 /// What a node has in memory.
@@ -107,6 +133,24 @@ pub(super) enum Op {
 impl Node {
     /// A node with a new copy, which is a member's or not.
     pub(super) fn new(config: &VolumeConfig, is_member: bool, clock: Clock, seed: u64) -> Self {
+        let mut node = Self {
+            disk: Disk::new(config.log_bytes, seed),
+            clock,
+            up: None,
+            life: 0,
+            paused: None,
+            inbox: Vec::new(),
+            media: BTreeSet::new(),
+            writes_fail: None,
+            reads_fail: false,
+            cached: RefCell::default(),
+        };
+        node.make_copy(config, is_member);
+        node
+    }
+
+    /// Have a new copy on its medium, which is a member's or not, and nothing else.
+    pub(super) fn make_copy(&mut self, config: &VolumeConfig, is_member: bool) {
         let mut superblock = LogSuperblock::new(config.uuid, LOG, config.log_bytes);
         superblock.incarnation = u64::from(is_member).into();
         superblock.set_membership(Membership {
@@ -117,17 +161,8 @@ impl Node {
             is_whole: is_member,
         });
         superblock.seal();
-        let mut disk = Disk::new(config.log_bytes, seed);
-        disk.put(0, superblock.as_bytes());
-        Self {
-            disk,
-            clock,
-            up: None,
-            life: 0,
-            paused: None,
-            inbox: Vec::new(),
-            media: BTreeSet::new(),
-        }
+        self.disk.wipe();
+        self.disk.put(0, superblock.as_bytes());
     }
 
     /// What its clock shows.
@@ -161,33 +196,30 @@ impl Node {
         self.up.as_mut().filter(|_| self.paused.is_none())
     }
 
-    /// Replay its copy as it is on the medium now.
+    /// Replay its copy as it is on the medium now. What has not changed since is not read again.
     pub(super) fn replay(
         &self,
         config: &VolumeConfig,
         pool: &Arc<Pool>,
-    ) -> Result<Found, Violation> {
-        let mut replay = Replay::new(config.uuid, config.log_bytes);
-        let (mut spans, mut is_done) = (Vec::new(), false);
-        while let Some(mut read) = replay.next_read(pool) {
-            self.disk.peek(read.offset, &mut read.buf);
-            let result =
-                replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
-                    Replayed::Span(span) => spans.push(SpanId::from(span)),
-                    Replayed::Done => is_done = true,
-                    _ => {}
-                });
-            result.map_err(|error| {
-                Violation::new("replay", format!("a copy cannot be opened: {error}"))
-            })?;
-            if is_done {
-                break;
-            }
+    ) -> Result<Found, CopyError> {
+        let version = self.disk.version();
+        if let Some((_, found)) = (self.cached.borrow().as_ref()).filter(|(of, _)| *of == version) {
+            return found.clone();
         }
-        let superblock = *replay
-            .superblock()
-            .expect("a replay that is done has chosen one");
-        Ok(Found { superblock, spans })
+        let found = replay(config, pool, |offset, out| self.disk.peek(offset, out));
+        *self.cached.borrow_mut() = Some((version, found.clone()));
+        found
+    }
+
+    /// Replay its copy as if nothing of it had rotted.
+    pub(super) fn replay_sound(
+        &self,
+        config: &VolumeConfig,
+        pool: &Arc<Pool>,
+    ) -> Result<Found, CopyError> {
+        replay(config, pool, |offset, out| {
+            self.disk.peek_sound(offset, out)
+        })
     }
 
     /// The newest superblock on its medium.
@@ -200,6 +232,34 @@ impl Node {
         });
         blocks.max_by_key(|block| block.sequence.get())
     }
+}
+
+fn replay(
+    config: &VolumeConfig,
+    pool: &Arc<Pool>,
+    read_now: impl Fn(u64, &mut [u8]),
+) -> Result<Found, CopyError> {
+    let mut replay = Replay::new(config.uuid, config.log_bytes);
+    let (mut spans, mut is_done, mut lost_blocks) = (Vec::new(), false, 0);
+    while !is_done && let Some(mut read) = replay.next_read(pool) {
+        read_now(read.offset, &mut read.buf);
+        let result = replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
+            Replayed::Span(span) => {
+                lost_blocks += span.damaged_blocks;
+                spans.push(SpanId::from(span));
+            }
+            Replayed::Done => is_done = true,
+            Replayed::Entries(_) | Replayed::Record(_) => {}
+        });
+        result.map_err(CopyError::Refused)?;
+    }
+    if lost_blocks > 0 {
+        return Err(CopyError::Damaged);
+    }
+    let superblock = *replay
+        .superblock()
+        .expect("a replay that is done has chosen one");
+    Ok(Found { superblock, spans })
 }
 
 impl Up {

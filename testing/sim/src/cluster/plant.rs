@@ -29,6 +29,24 @@ pub enum Plant {
     ReadPastLease,
     /// A member forgets what it has echoed, so that nobody waits for it.
     PromiseWithoutWaiting,
+    /// A member is taken to have promised that goes on taking what others write.
+    EarlyPromise,
+    /// A primary goes by the record without a member before the store has it.
+    EarlyLeave,
+    /// A copy that is made anew after its medium was lost says what the old one said.
+    FreshVote,
+    /// A damaged copy is opened as far as it is good.
+    DamagedVote,
+    /// A disk that could not write says that it has.
+    HiddenFailure,
+    /// A backend that fences takes what older owners write.
+    Unfenced,
+    /// A backend says that it has flushed, and has not.
+    LazyFlush,
+    /// A node that serves again still has in its cache what it had when it served before.
+    StaleCache,
+    /// The manager has its record written over one that it has not seen.
+    BlindManager,
 }
 
 impl Plant {

@@ -20,8 +20,10 @@ pub(super) const ASKS_AT_ONCE_MAX: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) nodes: usize,
+    /// How many members there should be; the other nodes stand by.
+    pub(super) replicas: usize,
     pub(super) ack: AckLevel,
-    /// All are members from the start; else the first one is, and the others join.
+    /// There are as many members as there should be from the start; else the first one is, and others join.
     pub(super) is_complete: bool,
     /// An older owner of the backend is fenced; else there is a lock.
     pub(super) fences: bool,
@@ -47,6 +49,8 @@ pub(super) struct Scenario {
     pub(super) unknown_one_in: u32,
     /// The manager acts for no reason once in so many of its looks.
     pub(super) whim_one_in: u32,
+    /// Whether something happens to media.
+    pub(super) hurts_media: bool,
 }
 
 fn pick<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
@@ -115,6 +119,11 @@ impl Scenario {
         Nanos(self.trouble.0 * ASKS_AT_ONCE_MAX / u64::from(self.asks))
     }
 
+    /// Whether a node is a member from the start.
+    pub(super) fn is_member(&self, node: usize) -> bool {
+        node == 0 || (self.is_complete && node < self.replicas)
+    }
+
     /// That of a seed.
     pub(super) fn new(seed: u64) -> Self {
         let random = &mut Rng::with_seed(mix(seed ^ mix(0xc1)));
@@ -126,8 +135,23 @@ impl Scenario {
         behaviour.sectors_max = behaviour.sectors_max.min(sectors);
         let (drift_permille, rates, leases) = pick(random, &DRIFTS);
         let millis = |random: &mut Rng, choices: &[u64]| Nanos::from_millis(pick(random, choices));
+        let (nodes, replicas) = pick(
+            random,
+            &[
+                (3, 3),
+                (3, 3),
+                (3, 3),
+                (2, 2),
+                (3, 2),
+                (4, 3),
+                (5, 3),
+                (5, 5),
+                (7, 3),
+            ],
+        );
         Self {
-            nodes: pick(random, &[3, 3, 3, 3, 3, 2, 4, 5]),
+            nodes,
+            replicas,
             ack: pick(
                 random,
                 &[
@@ -162,6 +186,7 @@ impl Scenario {
             asks: pick(random, &[200, 500, 1500]),
             unknown_one_in: pick(random, &[0, 3, 10]),
             whim_one_in: pick(random, &[0, 10, 50]),
+            hurts_media: random.u8(..4) > 0,
         }
     }
 }

@@ -19,6 +19,7 @@ use hdcs_core::base::io::{Done, SectorRange};
 use hdcs_core::base::limits::SECTOR_BYTES;
 
 use super::client::VOLUME;
+use super::plant::Plant;
 use crate::backend::Backend;
 use crate::check_backend::BackendOrder;
 use crate::content::Content;
@@ -73,11 +74,12 @@ pub(super) struct Shared {
     /// What was sent to it, against what clients know.
     pub(super) order: BackendOrder,
     random: Rng,
+    plant: Option<Plant>,
 }
 
 impl Shared {
     /// One that holds zeroes.
-    pub(super) fn new(sectors: u64, fences: bool, seed: u64) -> Self {
+    pub(super) fn new(sectors: u64, fences: bool, seed: u64, plant: Option<Plant>) -> Self {
         let content = vec![Content::Zero; sectors as usize];
         Self {
             backend: Backend::new(VOLUME, content, false, seed),
@@ -88,6 +90,7 @@ impl Shared {
             live: BTreeMap::new(),
             order: BackendOrder::default(),
             random: Rng::with_seed(seed ^ 0x5a5a),
+            plant,
         }
     }
 
@@ -102,10 +105,13 @@ impl Shared {
             return true;
         }
         let is_newer = user.epoch > self.noted;
+        if self.plant == Some(Plant::Unfenced) && !is_newer {
+            return true;
+        }
         if !is_newer || (self.owner.is_some() && !self.fences) {
             return false;
         }
-        if let Some(last) = self.owner {
+        if let Some(last) = self.owner.filter(|_| self.plant != Some(Plant::Unfenced)) {
             self.settle(last);
         }
         self.change_owner();
@@ -247,6 +253,10 @@ impl Shared {
                 self.backend.complete_read(op, &mut buf);
                 Ok(Done::Read(buf))
             }
+            (Kind::Flush, _) if self.plant == Some(Plant::LazyFlush) => {
+                self.backend.cancel(op);
+                Ok(Done::Written)
+            }
             (Kind::Flush, _) if !self.backend.complete_flush(op) => Err(IoError::Failed),
             (Kind::Flush, _) => Ok(Done::Written),
             _ => {
@@ -297,7 +307,7 @@ mod tests {
     #[test]
     fn backend_that_fences_takes_nothing_of_an_older_owner() {
         let mut history = History::new(vec![Content::Zero; 8]);
-        let mut shared = Shared::new(8, true, 1);
+        let mut shared = Shared::new(8, true, 1, None);
         shared.open(OLD);
         let begun = write(&mut shared, OLD, &mut history);
         shared.open(NEW);
@@ -311,7 +321,7 @@ mod tests {
     #[test]
     fn backend_with_a_lock_is_waited_for_until_its_owner_and_all_of_its_writes_have_ended() {
         let mut history = History::new(vec![Content::Zero; 8]);
-        let mut shared = Shared::new(8, false, 1);
+        let mut shared = Shared::new(8, false, 1, None);
         shared.open(OLD);
         let begun = write(&mut shared, OLD, &mut history);
         shared.leave(OLD);

@@ -24,6 +24,7 @@ impl ClusterWorld {
         {
             return up.participant.see(now, &record);
         }
+        self.leave_early(node, &record);
         let fate = self.draw_fate(node);
         let late = if fate == Fate::Late {
             self.random.u64(200..2_500)
@@ -36,6 +37,7 @@ impl ClusterWorld {
             .draw(&mut self.random)
             .plus(Nanos::from_millis(late));
         if fate != Fate::Lost {
+            self.media.asked(&record);
             self.engine.after(
                 pause,
                 Happening::Ask {
@@ -49,6 +51,22 @@ impl ClusterWorld {
         if fate != Fate::Told {
             self.coverage.unknown += 1;
             self.engine.after(REREAD, Happening::Reread { node, life });
+        }
+    }
+
+    /// A planted bug has a primary go by a record that the store does not have yet.
+    fn leave_early(&mut self, node: usize, record: &GroupRecord) {
+        let now = self.nodes[node].now(self.engine.now());
+        if self.plant != Some(Plant::EarlyLeave) || self.role(node) != Some(Role::Serves) {
+            return;
+        }
+        if let Some(up) = self.nodes[node].up.as_mut() {
+            let seen = up.participant.record();
+            let leaves = seen
+                .is_some_and(|seen| record.config.members.count() < seen.config.members.count());
+            if leaves {
+                up.participant.see(now, record);
+            }
         }
     }
 
@@ -157,9 +175,16 @@ impl ClusterWorld {
         self.coverage.joins += new.saturating_sub(old) as u64;
         self.coverage.leaves += old.saturating_sub(new) as u64;
         let nodes = &self.nodes;
-        self.serving.record(&last, record, |member| {
-            nodes[usize::from(member.0)].superblock()
-        })?;
+        let media = &self.media;
+        let come = record.config.members.iter();
+        let come = come.filter(|member| !last.config.members.contains(*member));
+        // One that was hurt since was whole when it joined.
+        let come = come.filter(|member| !media.is_hurt(usize::from(member.0)));
+        self.serving.record(
+            record,
+            come.map(|member| (member, nodes[usize::from(member.0)].superblock())),
+        )?;
+        self.media.record(record);
         self.fault_beside();
         for node in 0..self.nodes.len() {
             let late = if self.is_calm {
@@ -175,6 +200,14 @@ impl ClusterWorld {
             self.engine.after(pause, Happening::Watch { node });
         }
         Ok(())
+    }
+
+    /// What the manager wants is written, if the record is still the one that it has seen.
+    pub(super) fn manager_writes(&mut self, mut record: GroupRecord) -> Result<(), Violation> {
+        if self.plant == Some(Plant::BlindManager) {
+            record.revision = self.store.record().revision + 1;
+        }
+        self.write_record(&record)
     }
 
     /// The manager looks at all, and asks for a record if it wants another one.

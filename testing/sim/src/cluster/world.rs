@@ -19,7 +19,8 @@ use super::client::{Client, Peer};
 use super::clock::Clock;
 use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
-use super::node::{LogWrite, Node, Standing, Up};
+use super::media::Media;
+use super::node::{CopyError, LogWrite, Node, Standing, Up};
 use super::reader::Reader;
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
 use super::shared::{Shared, User};
@@ -91,14 +92,20 @@ pub(super) enum Happening {
     Crash { node: usize, life: u32 },
     /// A node starts.
     Start { node: usize },
+    /// A node stands still, unless it has gone down before.
+    Stop { node: usize, life: u32 },
     /// A node goes on that stood still; its clock stood still too, or not.
     Resume { node: usize, life: u32, stood: bool },
     /// Something gets through again.
     Heal { from: usize, to: usize },
     /// A node reaches the store again.
     HealStore { node: usize },
-    /// A node's disk is as fast as it was.
+    /// A node's disk is as fast as it was, and reads well.
     Fast { node: usize },
+    /// Somebody starts a node again whose copy took no more writes.
+    Restart { node: usize, life: u32 },
+    /// Somebody removes a node's damaged copy.
+    Replace { node: usize },
 }
 
 /// See the module.
@@ -118,6 +125,7 @@ pub(super) struct ClusterWorld {
     pub(super) store: Store,
     pub(super) manager: Manager,
     pub(super) shared: Shared,
+    pub(super) media: Media,
     pub(super) client: Client,
     pub(super) reader: Reader,
     pub(super) logs: Logs,
@@ -193,7 +201,7 @@ impl ClusterWorld {
             .map(|index| {
                 let rate = scenario.rates[random.usize(..scenario.rates.len())];
                 let clock = Clock::new(now, Nanos(random.u64(1..1 << 30)), rate);
-                let is_member = index == 0 || scenario.is_complete;
+                let is_member = scenario.is_member(index);
                 Node::new(&scenario.config, is_member, clock, random.u64(..))
             })
             .collect();
@@ -211,7 +219,8 @@ impl ClusterWorld {
             links: Links::default(),
             store: Store::new(record, count, options.plant),
             manager: Manager::new(count, scenario.whim_one_in, random.u64(..)),
-            shared: Shared::new(sectors, scenario.fences, random.u64(..)),
+            shared: Shared::new(sectors, scenario.fences, random.u64(..), options.plant),
+            media: Media::default(),
             client: Client::new(sectors, workload, scenario.config.persist),
             reader: Reader::new(random.u64(..)),
             logs: Logs::default(),
@@ -274,11 +283,12 @@ impl ClusterWorld {
         (standing.user.epoch == record.epoch && standing.is_open).then_some((node, record.epoch))
     }
 
-    /// Every node is a member, one serves, and the client talks to it.
+    /// There are as many members as there should be, one serves, and the client talks to it.
     fn is_healthy(&self) -> bool {
         let record = self.store.record();
         let is_complete =
-            record.config.members.count() == self.nodes.len() && record.joiners.is_empty();
+            record.config.members.count() == self.scenario.replicas && record.joiners.is_empty();
+        let is_complete = is_complete && self.media.is_sound();
         let Some((node, epoch)) = self.primary().filter(|_| is_complete) else {
             return false;
         };
@@ -324,18 +334,29 @@ impl ClusterWorld {
             Happening::Reread { node, life } => self.reread(node, life),
             Happening::Watch { node } => self.watch(node),
             Happening::Manager => self.manager_looks(),
-            Happening::ManagerWrites(record) => {
-                self.write_record(&record)?;
-            }
+            Happening::ManagerWrites(record) => self.manager_writes(record)?,
             Happening::Client => self.client_goes_on(),
             Happening::Fault => self.fault(),
             Happening::Crash { node, life } if self.is_calm || self.nodes[node].life != life => {}
             Happening::Crash { node, .. } => self.crash(node, true),
             Happening::Start { node } => self.start(node)?,
+            Happening::Stop { node, life } if self.is_calm || self.nodes[node].life != life => {}
+            Happening::Stop { node, .. } => {
+                let pause = self.draw_long_pause();
+                self.pause(node, pause);
+            }
             Happening::Resume { node, life, stood } => self.resume(node, life, stood)?,
             Happening::Heal { from, to } => self.heal(from, to),
             Happening::HealStore { node } => self.heal_store(node),
-            Happening::Fast { node } => self.slow[node] = 1,
+            Happening::Fast { node } => {
+                self.slow[node] = 1;
+                self.nodes[node].reads_fail = false;
+            }
+            Happening::Restart { node, life } if self.nodes[node].life == life => {
+                self.crash(node, false);
+            }
+            Happening::Restart { .. } => {}
+            Happening::Replace { node } => self.replace_copy(node)?,
         }
         Ok(())
     }
@@ -354,13 +375,15 @@ impl ClusterWorld {
 
     // Nodes.
 
-    fn start(&mut self, node: usize) -> Result<(), Violation> {
+    pub(super) fn start(&mut self, node: usize) -> Result<(), Violation> {
         if self.nodes[node].up.is_some() {
             return Ok(());
         }
         self.engine.note("start", [node as u64, 0, 0, 0]);
         self.nodes[node].disk.sync();
-        let found = self.replay(node)?;
+        let Some(found) = self.open_copy(node)? else {
+            return Ok(());
+        };
         let ends = found
             .spans
             .iter()
@@ -386,15 +409,24 @@ impl ClusterWorld {
         self.check_copies()
     }
 
-    pub(super) fn replay(&self, node: usize) -> Result<Found, Violation> {
+    /// Replay a node's copy as it is now.
+    pub(super) fn replay(&self, node: usize) -> Result<Found, CopyError> {
         self.nodes[node].replay(&self.scenario.config, &self.check_pool)
     }
 
     /// Check what lies on all media.
     fn check_copies(&self) -> Result<(), Violation> {
-        let nodes = 0..self.nodes.len();
-        let copies = nodes.map(|node| Ok((Member(node as u16), self.replay(node)?)));
-        let copies: Vec<_> = copies.collect::<Result<_, Violation>>()?;
+        let mut copies = Vec::new();
+        for node in 0..self.nodes.len() {
+            match self.replay(node) {
+                Ok(found) => copies.push((Member(node as u16), found)),
+                Err(_) if self.media.is_rotten(node) => {}
+                Err(error) => {
+                    let message = format!("the copy of node {node} cannot be opened: {error}");
+                    return Err(Violation::new("replay", message));
+                }
+            }
+        }
         check_logs::check_prefixes(self.store.record(), &copies)
     }
 
@@ -431,6 +463,8 @@ impl ClusterWorld {
             standing.volume.check_invariants();
         }
         match standing.volume.phase() {
+            // Its node is started again.
+            Phase::Failed(_) if standing.was_refused => self.end_volume(node),
             Phase::Failed(error) => {
                 let message = format!("the volume cannot be opened on node {node}: {error}");
                 return Err(Violation::new("open-refused", message));
@@ -549,10 +583,10 @@ impl ClusterWorld {
                 self.engine.note("gives up", [node as u64, 0, 0, 0]);
                 Ok(())
             }
-            Act::Failed(error) => Err(Violation::new(
-                "write-failed",
-                format!("node {node}: {error}"),
-            )),
+            Act::Failed(_) => {
+                self.copy_failed(node);
+                Ok(())
+            }
         }
     }
 
@@ -564,9 +598,10 @@ impl ClusterWorld {
         self.engine.note("serves", [node as u64, epoch, 0, 0]);
         self.coverage.takeovers += 1;
         self.serving.begin(node, epoch)?;
-        let found = self.replay(node)?;
-        self.logs.begin(epoch, &found)?;
         self.check_copies()?;
+        if let Ok(found) = self.replay(node) {
+            self.logs.begin(epoch, &found)?;
+        }
         self.open_volume(node, User { epoch })
     }
 
@@ -667,30 +702,41 @@ impl ClusterWorld {
     }
 
     fn check_committed(&mut self, node: usize, write: LogWrite) -> Result<(), Violation> {
-        let up = self.nodes[node]
-            .up
-            .as_ref()
-            .expect("its volume has written");
-        let config = up.participant.record().map(|record| record.config.clone());
-        let config = config.expect("it serves by a record");
-        let members = config
-            .members
-            .iter()
-            .map(|member| &self.nodes[usize::from(member.0)]);
-        let needs = config.copies_to_commit();
-        match write {
-            LogWrite::Span(end) => {
-                let has = members.filter(|node| node.media.contains(&(end.position, end.chain)));
-                self.logs.committed(end, has.count(), needs)
-            }
-            LogWrite::Superblock { tail } => {
-                let says = |node: &&Node| {
-                    node.superblock()
-                        .is_some_and(|superblock| superblock.tail.get() >= tail)
-                };
-                self.logs.retired(tail, members.filter(says).count(), needs)
+        let up = self.nodes[node].up.as_ref();
+        let seen = up.and_then(|up| up.participant.record());
+        let seen = seen.expect("it serves by a record");
+        let stored = self.store.record();
+        // By the record that there is, too: it may not know that one yet.
+        let configs = [
+            Some(seen),
+            Some(stored).filter(|record| record.epoch == seen.epoch),
+        ];
+        for config in configs
+            .into_iter()
+            .flatten()
+            .map(|record| record.config.clone())
+        {
+            let members = config.members.iter().map(|member| usize::from(member.0));
+            let needs = config.copies_to_commit();
+            match write {
+                LogWrite::Span(end) => {
+                    let end_of = (end.position, end.chain);
+                    let has = members.filter(|node| self.nodes[*node].media.contains(&end_of));
+                    self.logs.committed(end, has.count(), needs)?;
+                }
+                LogWrite::Superblock { tail } => {
+                    let says = |node: &usize| {
+                        let superblock = self.nodes[*node].superblock();
+                        // One that was hurt may have said so before.
+                        self.media.is_hurt(*node)
+                            || superblock.is_some_and(|superblock| superblock.tail.get() >= tail)
+                    };
+                    self.logs
+                        .retired(tail, members.filter(says).count(), needs)?;
+                }
             }
         }
+        Ok(())
     }
 
     // The client.
@@ -798,15 +844,16 @@ impl ClusterWorld {
 
 fn first_record(scenario: &Scenario) -> GroupRecord {
     let all = (0..scenario.nodes as u16).map(Member);
-    let is_member = |member: &Member| member.0 == 0 || scenario.is_complete;
-    let (members, joiners): (Vec<Member>, Vec<Member>) = all.partition(is_member);
+    let is_member = |member: &Member| scenario.is_member(usize::from(member.0));
+    let (members, others): (Vec<Member>, Vec<Member>) = all.partition(is_member);
+    let joiners = others.into_iter().take(scenario.replicas - members.len());
     let seats = members.into_iter().map(|member| Seat { member, joined: 1 });
     let config = Config {
         members: seats.collect(),
-        replicas: scenario.nodes as u8,
+        replicas: scenario.replicas as u8,
         ack: scenario.ack,
         copies_min: 1,
         when_short: WhenShort::Wait,
     };
-    GroupRecord::first(Member(0), config, joiners.into_iter().collect::<Nodes>())
+    GroupRecord::first(Member(0), config, joiners.collect::<Nodes>())
 }

@@ -21,9 +21,10 @@ impl Participant {
     pub(super) fn pump(&mut self) {
         loop {
             self.step_down();
+            // A copy that is not good lets go of what it has taken.
+            self.verify();
             self.drop_unheld();
             self.write_spans();
-            self.verify();
             self.write_superblock();
             if self.answer() {
                 continue;

@@ -1,0 +1,270 @@
+//! What happens to the media of copies: they are lost, rot at rest, take no writes any more, or do not read.
+//!
+//! A node does what the production node does. Who comes back without a medium makes a new copy, which joins anew. A copy whose
+//! replay says that it is damaged is left as it is, until somebody removes it; then a new one is made. After a write that
+//! failed a copy is of no use until its node is started again.
+//!
+//! What was acknowledged stays while fewer copies are hurt than a commit needs: media are hurt within that alone
+//! ([`Media::may_hurt`]). A medium counts as hurt until its copy was brought up anew.
+//!
+//! What rots is what a log can tell from the torn end of a log: spans below a point that the log says was durable, and the
+//! older superblock. The newest superblock and the last spans are left alone: without them a copy is a sound older one.
+//!
+//! Checked here: a replay never takes a rotten copy for a shorter one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hdcs_core::base::error::IoError;
+use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::replication::participant::Found;
+use hdcs_core::replication::record::GroupRecord;
+use hdcs_core::replication::{Member, SpanId};
+use zerocopy::IntoBytes;
+
+use super::Plant;
+use super::node::CopyError;
+use super::world::{ClusterWorld, Happening};
+use crate::violation::Violation;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Media {
+    /// Nodes whose copies are not what they were, and at which revision of the record that happened.
+    hurt: BTreeMap<usize, u64>,
+    /// Those of them whose copies are rotten.
+    rotten: BTreeSet<usize>,
+    /// Nodes whose copies take no more writes.
+    failed: BTreeSet<usize>,
+    /// Records that the store was asked for and may still take.
+    asked: Vec<GroupRecord>,
+}
+
+impl Media {
+    /// Whether a copy is not what it was, and was not brought up anew since.
+    pub(super) fn is_hurt(&self, node: usize) -> bool {
+        self.hurt.contains_key(&node)
+    }
+
+    /// Whether a copy is rotten.
+    pub(super) fn is_rotten(&self, node: usize) -> bool {
+        self.rotten.contains(&node)
+    }
+
+    /// Whether no copy waits for somebody who puts it right.
+    pub(super) fn is_sound(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    /// A node is down: its copy is opened anew.
+    pub(super) fn closed(&mut self, node: usize) {
+        self.failed.remove(&node);
+    }
+
+    /// Whether what was acknowledged stays if this one is hurt too.
+    fn may_hurt(&self, node: usize, record: &GroupRecord) -> bool {
+        let others = self.hurt.keys().filter(|other| **other != node).count();
+        let mut records = self.asked.iter().chain([record]);
+        records.all(|record| others + 1 < record.config.copies_to_commit())
+    }
+
+    /// The store is asked for this record.
+    pub(super) fn asked(&mut self, record: &GroupRecord) {
+        self.asked.push(record.clone());
+    }
+
+    /// The store has this record: who was brought up since it was hurt is as good as any.
+    pub(super) fn record(&mut self, record: &GroupRecord) {
+        self.asked.retain(|asked| asked.revision > record.revision);
+        let members = &record.config.members;
+        self.hurt.retain(|node, since| {
+            let joined = members.joined(Member(*node as u16));
+            joined.is_none_or(|joined| joined <= *since)
+        });
+    }
+}
+
+/// What a replay says of the place of a span.
+fn offset_of(found: &Found, span: &SpanId) -> u64 {
+    let at = span.end.position - u64::from(span.blocks);
+    (LOG_HEADER_BLOCKS + at % found.superblock.ring_blocks.get()) * BLOCK_BYTES as u64
+}
+
+impl ClusterWorld {
+    /// Something happens to a node's medium.
+    pub(super) fn hurt_medium(&mut self, node: usize) {
+        match self.random.u8(..6) {
+            0 | 1 => self.lose_medium(node),
+            2 | 3 => self.rot_medium(node),
+            4 => {
+                let errors = [IoError::Failed, IoError::NoSpace];
+                self.nodes[node].writes_fail = Some(errors[self.random.usize(..2)]);
+            }
+            _ => {
+                self.nodes[node].reads_fail = true;
+                let pause = self.draw_pause();
+                self.engine.after(pause, Happening::Fast { node });
+            }
+        }
+    }
+
+    /// Hurt a medium, if what was acknowledged stays then.
+    fn is_hurt_now(&mut self, node: usize) -> bool {
+        let record = self.store.record();
+        if !self.media.may_hurt(node, record) {
+            return false;
+        }
+        self.media.hurt.insert(node, record.revision);
+        true
+    }
+
+    /// A node goes down and comes back with an empty medium.
+    fn lose_medium(&mut self, node: usize) {
+        if !self.is_hurt_now(node) {
+            return;
+        }
+        self.engine.note("medium lost", [node as u64, 0, 0, 0]);
+        self.coverage.lost_media += 1;
+        self.crash(node, true);
+        self.make_copy_anew(node);
+    }
+
+    /// A node that is down has a new copy, and nothing of the old one.
+    fn make_copy_anew(&mut self, node: usize) {
+        self.media.rotten.remove(&node);
+        let last = self.nodes[node].superblock();
+        let state = &mut self.nodes[node];
+        state.make_copy(&self.scenario.config, false);
+        // A planted bug makes one that says what the old one said.
+        let posed = last.filter(|_| self.plant == Some(Plant::FreshVote));
+        if let Some(mut superblock) = posed {
+            superblock.known_head = 0.into();
+            superblock.clean_head = u64::MAX.into();
+            superblock.seal();
+            let place = LogSuperblock::offset_of(superblock.sequence.get());
+            state.disk.put(place, superblock.as_bytes());
+        }
+    }
+
+    /// A node goes down, and its copy rots meanwhile.
+    fn rot_medium(&mut self, node: usize) {
+        if self.media.is_rotten(node) {
+            return;
+        }
+        let is_power = self.random.bool();
+        self.crash(node, is_power);
+        self.nodes[node].disk.sync();
+        let Ok(found) = self.replay(node) else {
+            return;
+        };
+        let older = LogSuperblock::offset_of(found.superblock.sequence.get() + 1);
+        let place = match self.draw_rot(&found) {
+            _ if self.random.u8(..8) == 0 => older,
+            Some(place) if self.is_hurt_now(node) => place,
+            _ => return,
+        };
+        let byte = place + self.random.u64(..BLOCK_BYTES as u64);
+        if self.nodes[node].disk.rot(byte, self.random.u8(..8)) {
+            self.engine.note("rots", [node as u64, byte, 0, 0]);
+            self.coverage.rots += 1;
+            if place != older {
+                self.media.rotten.insert(node);
+            }
+        }
+    }
+
+    /// A block of this copy's spans of which a replay can tell that it is not what was written.
+    fn draw_rot(&mut self, found: &Found) -> Option<u64> {
+        let evidence = found.spans.iter().map(|span| span.evidence);
+        let known = evidence.chain([found.superblock.known_head.get()]).max()?;
+        let spans = found.spans.iter();
+        let proved: Vec<&SpanId> = spans.filter(|span| span.end.position <= known).collect();
+        let span = proved.get(self.random.usize(..proved.len().max(1)))?;
+        let block = self.random.u64(..u64::from(span.blocks));
+        Some(offset_of(found, span) + block * BLOCK_BYTES as u64)
+    }
+
+    /// Open the copy of a node that starts, as its driver does. One that is damaged is left as it is until somebody removes
+    /// it.
+    pub(super) fn open_copy(&mut self, node: usize) -> Result<Option<Found>, Violation> {
+        let found = self.replay(node);
+        if !self.media.is_rotten(node) {
+            let refused = |error: CopyError| {
+                let message = format!("the copy of node {node} cannot be opened: {error}");
+                Violation::new("replay", message)
+            };
+            return found.map(Some).map_err(refused);
+        }
+        let config = &self.scenario.config;
+        let sound = self.nodes[node].replay_sound(config, &self.check_pool);
+        match (found, sound) {
+            (Ok(found), Ok(sound)) if found.spans == sound.spans => Ok(Some(found)),
+            (Ok(_), Ok(_)) => {
+                let message =
+                    format!("node {node} takes its rotten copy for one that ends elsewhere");
+                Err(Violation::new("rot-unnoticed", message))
+            }
+            (Err(_), Ok(sound)) => {
+                self.engine.note("damaged", [node as u64, 0, 0, 0]);
+                self.coverage.damaged += 1;
+                if let Some(found) = self.opened_all_the_same(node, sound) {
+                    return Ok(Some(found));
+                }
+                let pause = self.draw_pause();
+                self.engine.after(pause, Happening::Replace { node });
+                Ok(None)
+            }
+            (_, Err(error)) => {
+                let message = format!("the copy of node {node} is bad without its rot: {error}");
+                Err(Violation::new("replay", message))
+            }
+        }
+    }
+
+    /// A planted bug has a node open what of a damaged copy lies before the damage.
+    fn opened_all_the_same(&self, node: usize, sound: Found) -> Option<Found> {
+        if self.plant != Some(Plant::DamagedVote) {
+            return None;
+        }
+        let disk = &self.nodes[node].disk;
+        let is_good = |span: &&SpanId| {
+            let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
+            !disk.rots_within(offset_of(&sound, span), bytes)
+        };
+        let spans = sound.spans.iter().take_while(is_good).copied().collect();
+        Some(Found { spans, ..sound })
+    }
+
+    /// Somebody removes a damaged copy, and starts the node again.
+    pub(super) fn replace_copy(&mut self, node: usize) -> Result<(), Violation> {
+        if self.nodes[node].up.is_some() || !self.media.is_rotten(node) {
+            return Ok(());
+        }
+        self.engine.note("copy removed", [node as u64, 0, 0, 0]);
+        self.make_copy_anew(node);
+        self.start(node)
+    }
+
+    /// A write to a node's medium has failed: somebody starts the node again.
+    pub(super) fn copy_failed(&mut self, node: usize) {
+        self.engine.note("write failed", [node as u64, 0, 0, 0]);
+        self.coverage.failed_writes += 1;
+        self.media.failed.insert(node);
+        let life = self.nodes[node].life;
+        if let Some(standing) = self.standing(node) {
+            standing.was_refused = true;
+        }
+        let pause = self.draw_pause();
+        self.engine.after(pause, Happening::Restart { node, life });
+    }
+
+    /// Nothing happens to media any more, and what happened is put right.
+    pub(super) fn calm_media(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.nodes[node].writes_fail = None;
+            self.nodes[node].reads_fail = false;
+            self.engine.after(Nanos(2), Happening::Replace { node });
+        }
+    }
+}
