@@ -57,7 +57,7 @@ use standing::{Announced, Standing};
 use superblocks::Superblocks;
 
 use super::group::{Group, OtherCopy};
-use super::message::{Message, Question};
+use super::message::Message;
 use super::record::{GroupRecord, Phase, Shape};
 use super::replica::Replica;
 use super::takeover::{Step, Stop, Takeover};

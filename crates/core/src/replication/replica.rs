@@ -124,6 +124,19 @@ enum Reading {
     Good,
 }
 
+/// What is known of what a copy holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Content {
+    /// Nothing bad.
+    Sound,
+    /// Some of it may not be as it should be: it is no source before it was read back.
+    Doubtful,
+    /// It is not as it should be. It is given up as soon as the superblock says so.
+    Rotten,
+    /// Nothing that it had counts any more: it takes nothing before it was cut.
+    GivenUp,
+}
+
 /// A span, and whether it is on the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Held {
@@ -160,12 +173,7 @@ pub struct Replica {
     told: Change,
     cut: Option<Asked<Cut>>,
     verify: Option<Asked<Verify>>,
-    /// Some of what it holds may not be as it should be: it is no source before it was read back.
-    is_doubtful: bool,
-    /// What it holds is not as it should be. It is given up as soon as the superblock says so.
-    is_rotten: bool,
-    /// Nothing that it had counts any more: it takes nothing before it was cut.
-    is_given_up: bool,
+    content: Content,
     /// Who is told of that.
     not_whole: Option<Asked<Point>>,
     /// Something is being read back, for `verify` or for somebody who does not ask any more.
@@ -221,9 +229,11 @@ impl Replica {
             told: Change::default(),
             cut: None,
             verify: None,
-            is_doubtful: false,
-            is_rotten: false,
-            is_given_up: superblock.is_void(),
+            content: if superblock.is_void() {
+                Content::GivenUp
+            } else {
+                Content::Sound
+            },
             not_whole: None,
             is_reading: false,
             outgoing: VecDeque::new(),
@@ -234,7 +244,7 @@ impl Replica {
     /// brought up anew.
     pub fn damaged(superblock: Superblock, ring_blocks: u64) -> Self {
         let mut replica = Self::new(superblock, ring_blocks, []);
-        replica.is_rotten = true;
+        replica.content = Content::Rotten;
         replica.settle();
         replica
     }
@@ -242,7 +252,9 @@ impl Replica {
     /// Its replay has met blocks that are not as they should be. Until it was brought up anew it is no source; nothing is
     /// given up before, since it may be all that is left.
     pub fn doubt(&mut self) {
-        self.is_doubtful = true;
+        if self.content == Content::Sound {
+            self.content = Content::Doubtful;
+        }
     }
 
     /// The superblock that is durable.
@@ -290,8 +302,7 @@ impl Replica {
             is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
             is_whole: self.superblock.is_whole
-                && !self.is_rotten
-                && !self.is_doubtful
+                && matches!(self.content, Content::Sound | Content::GivenUp)
                 && self.has(floor),
             // The machine knows no time.
             lease_left_ms: 0,
@@ -300,7 +311,7 @@ impl Replica {
 
     /// Where its durable spans end, from the tail on; not each of them if there are many, but always the last one.
     fn points(&self) -> Vec<Point> {
-        if self.is_rotten {
+        if self.content == Content::Rotten {
             return Vec::new();
         }
         let spans = self.spans.iter().map(|held| held.span.end);
@@ -314,7 +325,9 @@ impl Replica {
 
     /// Whether it takes what is appended in this epoch.
     fn takes(&self, epoch: u64) -> bool {
-        self.follows(epoch) && self.cut.is_none() && !self.is_rotten && !self.is_given_up
+        self.follows(epoch)
+            && self.cut.is_none()
+            && matches!(self.content, Content::Sound | Content::Doubtful)
     }
 
     /// Take a message that came from `from`, which acts in `epoch`.
@@ -586,14 +599,14 @@ impl Replica {
         }
         if is_good {
             verify.what.state = Reading::Good;
-            self.is_doubtful = false;
+            self.content = Content::Sound;
         } else {
             let (by, epoch, up_to) = (verify.by, verify.epoch, verify.what.up_to);
             self.verify = None;
             if let Some(change) = self.change.take() {
                 self.refuse(change.by, change.epoch, Question::Superblock);
             }
-            self.is_rotten = true;
+            self.content = Content::Rotten;
             self.not_whole = Some(Asked {
                 by,
                 epoch,
@@ -646,15 +659,13 @@ impl Replica {
 
     /// Give up what is rotten.
     fn settle_rot(&mut self) {
-        if !self.is_rotten {
+        if self.content != Content::Rotten {
             return;
         }
         self.drop_unsubmitted();
         if self.is_busy() || self.writing.is_some() {
             return;
         }
-        self.is_given_up = true;
-        self.is_doubtful = false;
         self.spans.clear();
         self.submitted = 0;
         self.head = self.wanted.tail;
@@ -663,7 +674,7 @@ impl Replica {
         self.wanted.void_before = VOID;
         self.wanted.is_whole = false;
         if self.is_settled() {
-            self.is_rotten = false;
+            self.content = Content::GivenUp;
             if let Some(asked) = self.not_whole.take() {
                 let up_to = asked.what;
                 self.send(asked.by, asked.epoch, Message::NotWhole { up_to });
@@ -762,13 +773,15 @@ impl Replica {
     fn settle_cut(&mut self) {
         let Some(asked) = self.cut else { return };
         self.drop_unsubmitted();
-        if self.is_busy() || self.writing.is_some() || self.is_rotten {
+        if self.is_busy() || self.writing.is_some() || self.content == Content::Rotten {
             return;
         }
         let cut = asked.what;
         if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
             self.cut = None;
-            self.is_given_up = false;
+            if self.content == Content::GivenUp {
+                self.content = Content::Sound;
+            }
             self.send(asked.by, asked.epoch, Message::HasCut(cut));
             return;
         }
