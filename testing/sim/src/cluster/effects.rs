@@ -12,7 +12,7 @@ use super::Plant;
 use super::check_logs;
 use super::client::Peer;
 use super::node::{LogWrite, Op};
-use super::reader::Reader;
+use super::reader::{self, Reader};
 use super::shared::{User, Wanted};
 use super::world::{ClusterWorld, Happening};
 use crate::violation::Violation;
@@ -97,7 +97,7 @@ impl ClusterWorld {
             // It is for local stores.
             Action::BackendUnsettled { .. } => Ok(()),
             Action::Reply { request, result } if Reader::is_its(request) => {
-                self.old_answered(request, result)
+                reader::old_answered(self, request, result)
             }
             Action::Reply { request, result } => {
                 if self.client.peer

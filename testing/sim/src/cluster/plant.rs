@@ -27,7 +27,7 @@ pub enum Plant {
     DeafVolume,
     /// A volume answers reads whether there is a lease or not.
     ReadPastLease,
-    /// A member forgets what it has echoed, so that nobody waits for it.
+    /// A member forgets what it has echoed, and what it may have before it started, so that nobody waits for it.
     PromiseWithoutWaiting,
     /// A member is taken to have promised that goes on taking what others write.
     EarlyPromise,

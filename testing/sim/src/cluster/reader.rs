@@ -60,63 +60,61 @@ impl Reader {
     }
 }
 
-impl ClusterWorld {
-    /// Have an opening that the client has left read something, if there is one. It may stand still.
-    pub(super) fn read_of_old(&mut self) {
-        if !self.scenario.clocks_go_on || self.reader.waiting.len() >= WAITING_MAX {
-            return;
-        }
-        let nodes = self.nodes.iter().enumerate();
-        let old = nodes.filter_map(|(node, state)| {
-            let standing = state.up.as_ref()?.standing.as_ref()?;
-            let epoch = standing.user.epoch;
-            let is_old = standing.is_open && self.client.has_left(epoch);
-            is_old.then_some(Peer { node, epoch })
-        });
-        let old: Vec<Peer> = old.collect();
-        if old.is_empty() {
-            return;
-        }
-        let random = &mut self.reader.random;
-        let peer = old[random.usize(..old.len())];
-        let sectors = self.client.history.sectors();
-        let newest = self.client.leases.newest().filter(|_| random.bool());
-        let range = newest.unwrap_or_else(|| {
-            let start = random.u64(..sectors);
-            SectorRange::new(start, random.u64(1..=SECTORS_MAX).min(sectors - start))
-        });
-        let floors = self.client.leases.floors(peer.epoch, range);
-        let id = self.reader.next;
-        self.reader.next += 1;
-        let waiting = Waiting {
-            peer,
-            range,
-            floors,
-        };
-        self.reader.waiting.insert(id, waiting);
-        self.coverage.old_reads += 1;
-        let standing = self.standing(peer.node).expect("it was found there");
-        standing.events.push_back(Event::Request {
-            id: RequestId(id),
-            request: Request::Read { range },
-        });
-        self.touched.insert(peer.node);
+/// Have an opening that the client has left read something, if there is one. It may stand still.
+pub(super) fn read_of_old(world: &mut ClusterWorld) {
+    if !world.scenario.clocks_go_on || world.reader.waiting.len() >= WAITING_MAX {
+        return;
     }
+    let nodes = world.nodes.iter().enumerate();
+    let old = nodes.filter_map(|(node, state)| {
+        let standing = state.up.as_ref()?.standing.as_ref()?;
+        let epoch = standing.user.epoch;
+        let is_old = standing.is_open && world.client.has_left(epoch);
+        is_old.then_some(Peer { node, epoch })
+    });
+    let old: Vec<Peer> = old.collect();
+    if old.is_empty() {
+        return;
+    }
+    let random = &mut world.reader.random;
+    let peer = old[random.usize(..old.len())];
+    let sectors = world.client.history.sectors();
+    let newest = world.client.leases.newest().filter(|_| random.bool());
+    let range = newest.unwrap_or_else(|| {
+        let start = random.u64(..sectors);
+        SectorRange::new(start, random.u64(1..=SECTORS_MAX).min(sectors - start))
+    });
+    let floors = world.client.leases.floors(peer.epoch, range);
+    let id = world.reader.next;
+    world.reader.next += 1;
+    let waiting = Waiting {
+        peer,
+        range,
+        floors,
+    };
+    world.reader.waiting.insert(id, waiting);
+    world.coverage.old_reads += 1;
+    let standing = world.standing(peer.node).expect("it was found there");
+    standing.events.push_back(Event::Request {
+        id: RequestId(id),
+        request: Request::Read { range },
+    });
+    world.touched.insert(peer.node);
+}
 
-    /// An opening has answered it. Errors are right: it may have lost its backend, or be fenced.
-    pub(super) fn old_answered(
-        &mut self,
-        id: RequestId,
-        result: Result<Reply, RequestError>,
-    ) -> Result<(), Violation> {
-        let Some(waiting) = self.reader.waiting.remove(&id.0) else {
-            let message = format!("read {} of an old opening was answered twice", id.0);
-            return Err(Violation::new("reply-unexpected", message));
-        };
-        let Ok(Reply::Data(data)) = result else {
-            return Ok(());
-        };
-        let (epoch, first) = (waiting.peer.epoch, waiting.range.start);
-        (self.client.leases).check(epoch, first, &waiting.floors, &data)
-    }
+/// An opening has answered it. Errors are right: it may have lost its backend, or be fenced.
+pub(super) fn old_answered(
+    world: &mut ClusterWorld,
+    id: RequestId,
+    result: Result<Reply, RequestError>,
+) -> Result<(), Violation> {
+    let Some(waiting) = world.reader.waiting.remove(&id.0) else {
+        let message = format!("read {} of an old opening was answered twice", id.0);
+        return Err(Violation::new("reply-unexpected", message));
+    };
+    let Ok(Reply::Data(data)) = result else {
+        return Ok(());
+    };
+    let (epoch, first) = (waiting.peer.epoch, waiting.range.start);
+    (world.client.leases).check(epoch, first, &waiting.floors, &data)
 }

@@ -21,7 +21,7 @@ use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
 use super::media::Media;
 use super::node::{CopyError, LogWrite, Node, Standing, Up};
-use super::reader::Reader;
+use super::reader::{Reader, read_of_old};
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
 use super::shared::{Shared, User};
 use super::store::{Fate, Store};
@@ -390,10 +390,12 @@ impl ClusterWorld {
             .map(|span| (span.end.position, span.end.chain));
         self.nodes[node].media.extend(ends);
         let (member, times) = (Member(node as u16), self.scenario.times);
-        let (now, pool) = (
-            self.nodes[node].now(self.engine.now()),
-            Arc::clone(&self.pool),
-        );
+        let now = if self.plant == Some(Plant::PromiseWithoutWaiting) {
+            Nanos(0)
+        } else {
+            self.nodes[node].now(self.engine.now())
+        };
+        let pool = Arc::clone(&self.pool);
         let participant = Participant::new(member, now, found, None, pool, times);
         self.nodes[node].up = Some(Up {
             participant,
@@ -752,7 +754,7 @@ impl ClusterWorld {
         self.open_backend();
         self.choose_peer();
         for _ in 0..self.random.u64(1..=ASKS_AT_ONCE_MAX) {
-            self.read_of_old();
+            read_of_old(self);
             let (pool, shared) = (Arc::clone(&self.pool), &mut self.shared);
             let Some(peer) = self.client.peer.filter(|peer| self.nodes[peer.node].runs()) else {
                 break;
