@@ -491,7 +491,7 @@ mod tests {
             "110",
             "100",
             "node b",
-            "in-step, durable 105, 60K behind",
+            "in-step, durable 105, 60 KiB behind",
         ] {
             assert!(shown.contains(part), "{shown}");
         }

@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn ciphered_log_with_copies_goes_on_however_long_links_hold_what_was_written() {
-        let (mut log, pool) = (log(true), Pool::new(8 << 20));
+        let (mut log, pool) = (log(true), Pool::new(64 << 20));
         let write = |token, count| Write {
             token: Token(token),
             offset: 1 << 20,
