@@ -138,6 +138,7 @@ impl ClusterWorld {
             is_unflushed: superblock.flags.get() & LOG_UNFLUSHED != 0,
             joined: says.joined,
             is_whole: says.is_whole,
+            lease_left_ms: 0,
         })
     }
 
