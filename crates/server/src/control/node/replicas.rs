@@ -46,7 +46,7 @@ pub(super) use beginning::begin;
 
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
-use super::moving::Destination;
+use super::moving::{Destination, arrived};
 use super::open::NotOpen;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
@@ -397,7 +397,7 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
             .open_at(&entry, node.volumes.count(), destination)
             .await;
         if is_waited_for {
-            node.arrived(&entry, opened.is_ok()).await;
+            arrived(node, &entry, opened.is_ok()).await;
         }
         let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");
