@@ -149,15 +149,15 @@ fn members_leave_and_join() {
 
 #[test]
 fn group_that_is_asked_to_be_another_one() {
+    const TO_ONE: &[(u16, AckLevel)] = &[(2, AckLevel::One), (3, AckLevel::One)];
+    const TO_MAJORITY: &[(u16, AckLevel)] = &[(2, AckLevel::Majority), (3, AckLevel::Majority)];
+    const TO_ALL: &[(u16, AckLevel)] = &[(2, AckLevel::All), (3, AckLevel::All)];
     let scope = Scope {
         spans: 1,
         configurations: 1,
         slow: [false; NODES],
         ..QUIET
     };
-    const TO_ONE: &[(u16, AckLevel)] = &[(2, AckLevel::One), (3, AckLevel::One)];
-    const TO_MAJORITY: &[(u16, AckLevel)] = &[(2, AckLevel::Majority), (3, AckLevel::Majority)];
-    const TO_ALL: &[(u16, AckLevel)] = &[(2, AckLevel::All), (3, AckLevel::All)];
     for (from, shapes) in [
         (AckLevel::One, TO_ALL),
         (AckLevel::All, TO_ONE),

@@ -32,11 +32,20 @@ use super::op::Op;
 use super::{Context, Phase, Volume};
 use crate::base::error::RequestError;
 
+/// Tell those of an error who wait for writes to the log, or for room in it.
+fn refuse_log_writes(volume: &mut Volume, cx: &mut Context<'_>) {
+    let (reads, mut from) = volume.read_side();
+    reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
+    let (writes, port) = (&mut volume.writes, &mut volume.port);
+    writes.waiters.refuse(RequestError::Io, port, cx);
+    writes.refuse_admission(RequestError::Io, port, cx);
+}
+
 impl Volume {
     /// At every poll: answer those who wait for a log that is silent, if they are not to wait for it.
     pub(super) fn answer_for_silent_log(&mut self, cx: &mut Context<'_>) {
         if self.health.refuses_writes_for_copies() && self.phase != Phase::Opening {
-            self.refuse_log_writes(cx);
+            refuse_log_writes(self, cx);
         }
         if !self.health.refuses_for_silent_log(self.config.when_full) {
             return;
@@ -48,22 +57,11 @@ impl Volume {
             .health
             .refuses_writes_for_silent_log(self.config.when_full)
         {
-            self.refuse_log_writes(cx);
+            refuse_log_writes(self, cx);
             (self.direct).refuse_what_mark_delays(RequestError::Io, &mut self.port, cx);
         }
         let (direct, mut from) = self.direct_side();
         direct.refuse_flushes_behind_destage(RequestError::Io, &mut from, cx);
-    }
-
-    /// Tell those of an error who wait for writes to the log, or for room in it.
-    fn refuse_log_writes(&mut self, cx: &mut Context<'_>) {
-        let (reads, mut from) = self.read_side();
-        reads.refuse_undurable_reads(RequestError::Io, &mut from, cx);
-        self.writes
-            .waiters
-            .refuse(RequestError::Io, &mut self.port, cx);
-        self.writes
-            .refuse_admission(RequestError::Io, &mut self.port, cx);
     }
 
     /// The volume closes, and its log is silent: let go of it, as if a write to it had failed.

@@ -512,7 +512,7 @@ async fn set_group(
     Path(name): Path<String>,
     Json(request): Json<GroupChange>,
 ) -> Answer<Group> {
-    detached(async move { node.set_group(&name, request).await }).await
+    detached(async move { node::set_group(&node, &name, request).await }).await
 }
 
 /// Have this node, a member of the volume's group, become its primary.

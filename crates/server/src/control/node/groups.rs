@@ -9,6 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use changes::set_group;
 use hdcs_api::groups::{
     Group, GroupChange, GroupPhase, GroupRecord as ApiRecord, GroupRequest, GroupRole, GroupView,
     TakeOver,

@@ -45,6 +45,7 @@ use std::time::{Duration, Instant};
 
 use entries::Catalogue;
 use flush::Flushes;
+pub(super) use groups::set_group;
 use groups::{Groups, Replication};
 use hdcs_api::events::{Event, Outcome};
 use hdcs_api::time::utc;

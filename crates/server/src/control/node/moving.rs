@@ -270,64 +270,68 @@ impl Node {
 
     /// Close a volume on its shard, and open it on another one.
     async fn depart_and_open(&self, entry: &Entry, to: Moving) -> Result<(), ApiError> {
-        let destination = self.depart(entry, to).await?;
+        let destination = depart(self, entry, to).await?;
         let volumes = self.volumes.count();
         let opened = self.open_at(entry, volumes, destination).await;
-        self.arrived(entry, opened.is_ok()).await;
+        arrived(self, entry, opened.is_ok()).await;
         opened.map_err(|failure| self.volumes.refusal(entry.name.as_str(), &failure))
     }
+}
 
-    /// Close a volume on its shard while its clients wait, and note that it moves. Where it is to be opened, whoever calls
-    /// this says [`Self::arrived`].
-    pub(super) async fn depart(&self, entry: &Entry, to: Moving) -> Result<Destination, ApiError> {
-        let name = entry.name.as_str();
-        let number = VolumeNumber(entry.number);
-        self.volumes.explain(name, Some(to.to_string()));
-        let (answer, answered) = oneshot::channel();
-        let sent = self.link.send(Command::Depart {
-            volume: number,
-            patience: PATIENCE,
-            answer,
-        });
-        // However long it takes: it either stays soon, or closes.
-        let departed = match answered.await {
-            Ok(departed) if sent => departed,
-            _ => {
-                self.volumes.explain(name, None);
-                let why = "the data path did not take it: try again";
-                return Err(at_volume(name, ApiError::new(ErrorKind::Unavailable, why)));
-            }
-        };
-        let departed = departed.map_err(|why| {
-            self.volumes.explain(name, None);
-            let why = format!("it is not moved: {why}");
-            at_volume(name, ApiError::new(ErrorKind::Conflict, why))
-        })?;
-        self.volumes.put(entry.clone(), Some(NotOpen::Moving(to)));
-        self.records.closed(entry.number, departed.left).await;
-        Ok(Destination {
-            shard: Some(to.shard),
-            continues: Some(departed.opening),
-            memory: departed.memory,
-        })
-    }
-
-    /// A volume that has departed is open, or is not: its clients go on, or end.
-    pub(super) async fn arrived(&self, entry: &Entry, is_open: bool) {
-        let number = VolumeNumber(entry.number);
-        // From now on it is shown as what it is.
-        if is_open {
-            self.moves.end(number);
-        } else {
-            self.moves.give_up(number);
+/// Close a volume on its shard while its clients wait, and note that it moves. Where it is to be opened, whoever calls
+/// this says [`arrived`].
+pub(super) async fn depart(
+    node: &Node,
+    entry: &Entry,
+    to: Moving,
+) -> Result<Destination, ApiError> {
+    let name = entry.name.as_str();
+    let number = VolumeNumber(entry.number);
+    node.volumes.explain(name, Some(to.to_string()));
+    let (answer, answered) = oneshot::channel();
+    let sent = node.link.send(Command::Depart {
+        volume: number,
+        patience: PATIENCE,
+        answer,
+    });
+    // However long it takes: it either stays soon, or closes.
+    let departed = match answered.await {
+        Ok(departed) if sent => departed,
+        _ => {
+            node.volumes.explain(name, None);
+            let why = "the data path did not take it: try again";
+            return Err(at_volume(name, ApiError::new(ErrorKind::Unavailable, why)));
         }
-        say_follow(self.link.shared_path(), number).await;
-    }
+    };
+    let departed = departed.map_err(|why| {
+        node.volumes.explain(name, None);
+        let why = format!("it is not moved: {why}");
+        at_volume(name, ApiError::new(ErrorKind::Conflict, why))
+    })?;
+    node.volumes.put(entry.clone(), Some(NotOpen::Moving(to)));
+    node.records.closed(entry.number, departed.left).await;
+    Ok(Destination {
+        shard: Some(to.shard),
+        continues: Some(departed.opening),
+        memory: departed.memory,
+    })
+}
 
-    /// Note that a volume, of which this is the last report, moves; until [`Self::arrived`].
-    pub(super) fn show_moving(&self, number: VolumeNumber, to: Moving, before: VolumeReport) {
-        self.moves.note(number, to, before);
+/// A volume that has departed is open, or is not: its clients go on, or end.
+pub(super) async fn arrived(node: &Node, entry: &Entry, is_open: bool) {
+    let number = VolumeNumber(entry.number);
+    // From now on it is shown as what it is.
+    if is_open {
+        node.moves.end(number);
+    } else {
+        node.moves.give_up(number);
     }
+    say_follow(node.link.shared_path(), number).await;
+}
+
+/// Note that a volume, of which this is the last report, moves; until [`arrived`].
+pub(super) fn show_moving(node: &Node, number: VolumeNumber, to: Moving, before: VolumeReport) {
+    node.moves.note(number, to, before);
 }
 
 /// Have the connections that wait for a volume, on whatever shard, go where that is.

@@ -49,7 +49,7 @@ pub(super) use beginning::begin;
 
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
-use super::moving::Destination;
+use super::moving::{Destination, arrived};
 use super::open::NotOpen;
 use super::resyncs::Resyncs;
 use super::setup::Setup;
@@ -510,7 +510,7 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
             Err(error) => Err(OpenFailure::new(Failure::Unreachable, error.message)),
         };
         if is_waited_for {
-            node.arrived(&entry, opened.is_ok()).await;
+            arrived(node, &entry, opened.is_ok()).await;
         }
         let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");

@@ -14,17 +14,15 @@ use crate::control::node::{Node, invalid};
 /// Copies of a log in all.
 const REPLICAS: std::ops::RangeInclusive<usize> = 1..=3;
 
-impl Node {
-    /// Have the copies of a volume be what is asked for. A volume of this node alone gets a group.
-    pub async fn set_group(&self, name: &str, change: GroupChange) -> Result<Group, ApiError> {
-        let entry = self.volumes.known(name).ok();
-        if let Some(entry) = entry.filter(|entry| !entry.is_replicated) {
-            let plan = self.groups.plan_for(&entry, &change)?;
-            begin(self, &entry, plan).await?;
-            return self.groups.show(name).await;
-        }
-        self.groups.set(name, change).await
+/// Have the copies of a volume be what is asked for. A volume of this node alone gets a group.
+pub async fn set_group(node: &Node, name: &str, change: GroupChange) -> Result<Group, ApiError> {
+    let entry = node.volumes.known(name).ok();
+    if let Some(entry) = entry.filter(|entry| !entry.is_replicated) {
+        let plan = node.groups.plan_for(&entry, &change)?;
+        begin(node, &entry, plan).await?;
+        return node.groups.show(name).await;
     }
+    node.groups.set(name, change).await
 }
 
 impl Groups {

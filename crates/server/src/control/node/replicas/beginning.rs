@@ -38,7 +38,7 @@ use zerocopy::little_endian::U64;
 use super::Replicas;
 use crate::catalogue::{self, Entry};
 use crate::control::node::groups::GroupPlan;
-use crate::control::node::moving::Moving;
+use crate::control::node::moving::{Moving, arrived, depart, show_moving};
 use crate::control::node::open::NotOpen;
 use crate::control::node::{Node, at_volume, beside, failed, find};
 
@@ -105,8 +105,8 @@ async fn close_and_change(
         shard: SHARD,
         since: Instant::now(),
     };
-    let destination = node.depart(entry, to).await?;
-    node.show_moving(number, to, before);
+    let destination = depart(node, entry, to).await?;
+    show_moving(node, number, to, before);
     match change(node, entry, plan).await {
         Ok(changed) => {
             replicas.with(entry.uuid, |known| known.waited_for = Some(destination));
@@ -115,7 +115,7 @@ async fn close_and_change(
         }
         Err(error) => {
             let opened = node.open_at(entry, node.volumes.count(), destination).await;
-            node.arrived(entry, opened.is_ok()).await;
+            arrived(node, entry, opened.is_ok()).await;
             let more = opened.err().map_or(String::new(), |failure| {
                 format!("; and it is not open any more: {failure}")
             });
