@@ -212,7 +212,7 @@ fn destage_that_failed_asks_for_a_poll_when_it_is_to_go_on() {
 #[test]
 fn copies_that_are_missing_show_and_too_few_of_them_more_than_what_waits_for_them() {
     let mut world = World::new(Persist::OnWrite);
-    let second = |count| Nanos::from_millis(count * 1000);
+    let second = |count: u64| Nanos::from_millis(count * 1000);
     let shown = |world: &World| {
         (
             world.volume.state(),
