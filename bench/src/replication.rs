@@ -22,6 +22,7 @@ use std::{fs, thread};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::bars::{self, Bar, median};
 use crate::failure::{Context, Failure, Result};
@@ -44,8 +45,8 @@ const SECONDS: u32 = 4;
 const DRAM_SPAN_BYTES: u64 = 64 << 20;
 const SSD_SPAN_BYTES: u64 = 384 << 20;
 /// The log of the volume that is brought up, and what it holds then.
-const RESYNC_LOG_BYTES: u64 = 2 << 30;
-const RESYNC_BYTES: u64 = 1 << 30;
+const RESYNC_LOG_BYTES: u64 = 4 << 30;
+const RESYNC_BYTES: u64 = 768 << 20;
 /// How long a copy may take to be brought up.
 const RESYNC_MAX: Duration = Duration::from_mins(2);
 const CLUSTER: &str = "0b7f6f0e-5f0a-4c55-9d57-3f2c4d1f9a00";
@@ -197,24 +198,27 @@ impl<'a> Pair<'a> {
         self.wait_whole(volume).map(drop)
     }
 
-    fn members(&self, volume: &str) -> Result<usize> {
-        let text = self.nodes[0].command(&["group", "show", volume, "--json"])?;
-        let shown: serde_json::Value = serde_json::from_str(&text).context("hdcs group show")?;
-        Ok(shown["record"]["members"].as_array().map_or(0, Vec::len))
-    }
-
-    /// Wait until both nodes are members; how long that took.
+    /// Wait until both nodes are members; how long that took, once the other one was reached.
     fn wait_whole(&self, volume: &str) -> Result<Duration> {
-        let began = Instant::now();
-        while self.members(volume)? < 2 {
-            if began.elapsed() > RESYNC_MAX {
+        let since = Instant::now();
+        let mut began = None;
+        loop {
+            let text = self.nodes[0].command(&["group", "show", volume, "--json"])?;
+            let shown: Value = serde_json::from_str(&text).context("hdcs group show")?;
+            if shown["record"]["members"].as_array().map_or(0, Vec::len) == 2 {
+                return Ok(began.unwrap_or(since).elapsed());
+            }
+            let state = shown["here"]["others"][0]["state"].as_str();
+            if state.is_some_and(|state| state != "not reached") {
+                began.get_or_insert_with(Instant::now);
+            }
+            if since.elapsed() > RESYNC_MAX {
                 return Err(Failure::new(format!(
                     "{volume}: its copy is not whole after {RESYNC_MAX:?}"
                 )));
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Ok(began.elapsed())
     }
 
     fn discard(&self, volume: &str, with_copies: bool) -> Result<()> {
@@ -334,14 +338,23 @@ fn alternate(
     Ok(row)
 }
 
+/// What bringing up a copy is like.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Resync {
+    /// Requests a second of a client meanwhile, by those before.
+    client: f64,
+    /// How fast it is beside that client, and while nobody writes.
+    busy_mib_s: f64,
+    quiet_mib_s: f64,
+    /// Sequential writes of the device.
+    device_mib_s: f64,
+}
+
 /// Everything that was found.
 #[derive(Default, Serialize)]
 struct Findings {
     rows: Vec<Row>,
-    /// Requests a second while a copy is brought up, by those before; and how fast that was, by the device's writes.
-    resync_client: Option<f64>,
-    resync_speed: Option<f64>,
-    resync_mib_s: Option<f64>,
+    resync: Option<Resync>,
     #[serde(skip)]
     bars: Vec<Bar>,
 }
@@ -510,7 +523,7 @@ impl Bench<'_> {
         alone.stop()
     }
 
-    /// The other node is gone while much is written, and comes back under load.
+    /// The other node is gone while much is written, and comes back: while clients write, and while nobody does.
     fn resync<'b>(&mut self, pair: Pair<'b>) -> Result<Pair<'b>> {
         let device = pair.lab.path("device");
         let fill = Load::fill(RESYNC_BYTES);
@@ -519,52 +532,54 @@ impl Bench<'_> {
         let device_bytes_s = sequential.iops * fill.block_bytes as f64;
         pair.create("resync", RESYNC_LOG_BYTES, true)?;
         let load = Load {
-            bytes_max: Some(RESYNC_LOG_BYTES / 8),
+            bytes_max: Some(RESYNC_BYTES / 2),
             ..writes(32)
         };
         let healthy = pair.measure("resync", &load, &self.results.raw("healthy"))?;
+        let pair = self.lack(pair, "busy")?;
+        let (during, took) = thread::scope(|scope| {
+            let whole = scope.spawn(|| pair.wait_whole("resync"));
+            let during = pair.measure("resync", &load, &self.results.raw("during"));
+            (during, whole.join())
+        });
+        let client = during?.iops / healthy.iops;
+        let mib_s = |took: Duration| (RESYNC_BYTES >> 20) as f64 / took.as_secs_f64();
+        let took = took.map_err(|_| Failure::new("waiting for a copy panicked"))??;
+        let pair = self.lack(pair, "quiet")?;
+        let quiet = mib_s(pair.wait_whole("resync")?);
+        let speed = quiet * f64::from(1 << 20) / device_bytes_s;
+        self.found.resync = Some(Resync {
+            client,
+            busy_mib_s: mib_s(took),
+            quiet_mib_s: quiet,
+            device_mib_s: device_bytes_s / f64::from(1 << 20),
+        });
+        let what = "IOPS while a copy is brought up, of those before";
+        self.bar(Bar::at_least(what, Some(client), 0.7, None));
+        let what = "bringing up a copy while nobody writes, of the device's sequential writes";
+        self.bar(Bar::at_least(what, Some(speed), 0.5, None));
+        pair.discard("resync", true)?;
+        Ok(pair)
+    }
+
+    /// The other node is killed, lacks much, and is started again.
+    fn lack<'b>(&self, pair: Pair<'b>, name: &str) -> Result<Pair<'b>> {
         let Pair {
             lab,
-            name,
+            name: pair_name,
             configs,
             nodes: [a, b],
         } = pair;
         b.kill()?;
-        Load::fill(RESYNC_BYTES).run(&a.target("resync"), &self.results.raw("resync-fill"))?;
-        let b = Pair::node(lab, name, &configs, 1)?;
-        let pair = Pair {
+        let raw = self.results.raw(&format!("lacks-{name}"));
+        Load::fill(RESYNC_BYTES).run(&a.target("resync"), &raw)?;
+        let b = Pair::node(lab, pair_name, &configs, 1)?;
+        Ok(Pair {
             lab,
-            name,
+            name: pair_name,
             configs,
             nodes: [a, b],
-        };
-        let (during, took) = thread::scope(|scope| {
-            let whole = scope.spawn(|| pair.wait_whole("resync"));
-            let during = pair.measure("resync", &load, &self.results.raw("during"));
-            let took = whole.join();
-            (during, took)
-        });
-        let took = took.map_err(|_| Failure::new("waiting for a copy panicked"))??;
-        let bytes_s = RESYNC_BYTES as f64 / took.as_secs_f64();
-        self.found.resync_client = Some(during?.iops / healthy.iops);
-        self.found.resync_speed = Some(bytes_s / device_bytes_s);
-        self.found.resync_mib_s = Some(bytes_s / f64::from(1 << 20));
-        let client = self.found.resync_client;
-        self.bar(Bar::at_least(
-            "IOPS while a copy is brought up, of those before",
-            client,
-            0.7,
-            None,
-        ));
-        let speed = self.found.resync_speed;
-        self.bar(Bar::at_least(
-            "bringing up a copy beside that, of the device's sequential writes",
-            speed,
-            0.5,
-            None,
-        ));
-        pair.discard("resync", true)?;
-        Ok(pair)
+        })
     }
 
     fn bar(&mut self, bar: Bar) {
@@ -576,8 +591,12 @@ impl Bench<'_> {
         for row in &self.found.rows {
             let _ = writeln!(text, "{}", row.line());
         }
-        if let Some(speed) = self.found.resync_mib_s {
-            let _ = writeln!(text, "a copy is brought up with {speed:.0} MiB/s");
+        if let Some(resync) = self.found.resync {
+            let _ = writeln!(
+                text,
+                "a copy is brought up with {:.0} MiB/s beside a client, {:.0} MiB/s without; the device writes {:.0} MiB/s",
+                resync.busy_mib_s, resync.quiet_mib_s, resync.device_mib_s
+            );
         }
         bars::list(&mut text, "bars", &self.found.bars);
         self.results.report(&text, &self.found)

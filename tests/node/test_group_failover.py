@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 from daemon import freeze, refused
 from group_cases import History, create, is_whole, nodes, record
@@ -60,7 +61,28 @@ def test_member_that_is_lost_is_left_out_and_joins_when_it_is_back(tmp_path):
         assert record(a)["members"] == ["a"]
         b.start()
         is_whole(a, 2)
+        others = lambda: a.json("group", "show", "v")["here"]["others"]
+        a.until(lambda: [(one["node"], one["state"]) for one in others()] == [("b", "in step")])
+        assert others()[0]["resync"] is None
         history.write(a, 100)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def test_member_that_stops_in_order_holds_up_no_write(tmp_path):
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 60_000}) as (a, b):
+        create((a, b), tmp_path)
+        history = History(19)
+        history.write(a, 100)
+        b.stop()
+        began = time.monotonic()
+        history.write(a, 100)
+        assert time.monotonic() - began < 10
+        assert record(a)["members"] == ["a"]
+        b.start()
+        is_whole(a, 2)
+        history.write(a, 50)
         a.kill()
         b.ok("volume", "takeover", "v")
         history.check(b)

@@ -76,6 +76,12 @@ pub enum Why {
         /// Bytes of the frame that came.
         received: usize,
     },
+    /// The connection closed before TLS was agreed upon.
+    #[error(
+        "the peer has closed the connection when TLS was to begin: it does not speak TLS (give all nodes the TLS files of \
+         [cluster], or none), or it has stopped; see its log"
+    )]
+    NoTls,
     /// The socket failed.
     #[error("the connection has failed: {0}: check the network and the peer")]
     Io(io::ErrorKind),
@@ -251,6 +257,11 @@ pub enum FrameError {
         "it does not begin as a frame of HDCS does: the other end is another program, or bytes were lost on the way"
     )]
     Magic,
+    /// It begins as TLS does.
+    #[error(
+        "it begins as TLS does, which this node does not speak: give all nodes the TLS files of [cluster], or none"
+    )]
+    Tls,
     /// Its header is not what was sent.
     #[error(
         "its header does not match its checksum: something between the two nodes damages data; use TLS, check the network cards"

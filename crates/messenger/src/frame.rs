@@ -14,6 +14,9 @@ use hdcs_core::base::buf::Buf;
 
 use crate::error::FrameError;
 
+/// How a record of TLS begins that has a part of a handshake.
+const TLS_HANDSHAKE: [u8; 2] = [0x16, 3];
+
 /// Where the checksum of a header is; it covers all before.
 const CHECKSUM_OFFSET: usize = FRAME_HEADER_BYTES - size_of::<u32>();
 
@@ -99,7 +102,12 @@ impl Head {
         sequence: u32,
     ) -> Result<Self, FrameError> {
         if bytes[..FRAME_MAGIC.len()] != FRAME_MAGIC {
-            return Err(FrameError::Magic);
+            let is_tls = bytes[..TLS_HANDSHAKE.len()] == TLS_HANDSHAKE;
+            return Err(if is_tls {
+                FrameError::Tls
+            } else {
+                FrameError::Magic
+            });
         }
         let header = FrameHeader::ref_from_bytes(bytes).map_err(|_| FrameError::Magic)?;
         if header.checksum.get() != block_checksum(&bytes[..CHECKSUM_OFFSET]) {
@@ -277,6 +285,14 @@ mod tests {
     #[test]
     fn head_is_read_as_it_was_written() {
         assert_eq!(decode(&append().encode(1, 5)), Ok(append()));
+    }
+
+    #[test]
+    fn beginning_of_tls_is_told_from_other_programs() {
+        let mut bytes = [0; FRAME_HEADER_BYTES];
+        assert_eq!(decode(&bytes), Err(FrameError::Magic));
+        bytes[..5].copy_from_slice(&[0x16, 3, 1, 2, 0]);
+        assert_eq!(decode(&bytes), Err(FrameError::Tls));
     }
 
     #[test]

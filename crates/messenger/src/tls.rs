@@ -430,6 +430,9 @@ impl Transport for Tls {
     fn received(&mut self, bytes: usize, link: &mut Link, now: Nanos) {
         self.now = now;
         if bytes == 0 {
+            if self.connection.is_handshaking() {
+                link.broke(Why::NoTls);
+            }
             return link.received(0, now);
         }
         self.inbox.received(bytes);

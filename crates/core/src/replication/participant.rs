@@ -26,6 +26,7 @@
 mod deadlines;
 mod gate;
 mod going_on;
+mod meeting;
 mod outbox;
 mod pace;
 mod reads;
@@ -50,7 +51,7 @@ use standing::{Announced, Standing};
 use superblocks::Superblocks;
 
 use super::group::{Group, Stage};
-use super::message::{Message, Question};
+use super::message::Message;
 use super::record::{GroupRecord, Phase};
 use super::replica::Replica;
 use super::takeover::{Step, Stop, Takeover};
@@ -65,9 +66,6 @@ use crate::log::replay::SpanFound;
 
 /// How much a joiner is sent in a second beside what is written, unless it is said.
 const RESYNC_BYTES_S: u64 = 64 << 20;
-/// How long a member that had nothing to say is left alone.
-const MEET_PAUSE: Nanos = Nanos::from_millis(500);
-
 /// What is to be done for it.
 #[derive(Debug)]
 pub enum Act {
@@ -413,7 +411,7 @@ impl Participant {
     /// A member is reached.
     pub fn connected(&mut self, now: Nanos, to: Member) {
         self.now = now;
-        self.meet(to);
+        meeting::meet(self, to);
         self.pump();
     }
 
@@ -421,7 +419,7 @@ impl Participant {
     pub fn disconnected(&mut self, now: Nanos, from: Member) {
         self.now = now;
         self.paused.remove(&from);
-        self.lose(from);
+        meeting::lose(self, from);
         self.pump();
     }
 
@@ -438,56 +436,9 @@ impl Participant {
     pub fn no_log(&mut self, now: Nanos, from: Member) {
         self.now = now;
         if self.links.contains(&from) {
-            self.pause(from);
+            meeting::pause(self, from);
         }
         self.pump();
-    }
-
-    fn meet(&mut self, to: Member) {
-        self.paused.remove(&to);
-        self.links.insert(to);
-        self.renew_outbox(to);
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => takeover.connected(to),
-            Part::Serves(group) => group.connected(to),
-        }
-    }
-
-    fn lose(&mut self, from: Member) {
-        self.links.remove(&from);
-        self.outboxes.remove(&from);
-        self.reads.forget_sends(from);
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => takeover.disconnected(from),
-            Part::Serves(group) => group.disconnected(from),
-        }
-    }
-
-    /// Begin with a member as if it was reached anew, but not at once: it would come to the same again.
-    fn pause(&mut self, member: Member) {
-        self.lose(member);
-        self.paused.insert(member, self.now.plus(MEET_PAUSE));
-    }
-
-    fn renew_outbox(&mut self, to: Member) {
-        self.reads.forget_sends(to);
-        self.lives += 1;
-        self.outboxes.insert(to, Outbox::new(self.lives));
-    }
-
-    /// A member has nothing to say to what it was asked.
-    fn hear_nothing(&mut self, from: Member, question: Question) {
-        match question {
-            Question::Attach | Question::Join | Question::Promise | Question::ReadLog => {
-                self.pause(from);
-            }
-            // More was sent after it, and what is said to that must not be taken for what is said later.
-            Question::Superblock | Question::JoinAt | Question::Verify => {
-                self.acts.push(Act::Break(from));
-            }
-        }
     }
 
     /// Who led, or wanted to, does not reach this node any more.
@@ -513,7 +464,7 @@ impl Participant {
             self.receive_for_copy(from, epoch, message, data);
         } else if self.part.epoch() == Some(epoch) && self.links.contains(&from) {
             if let Message::Nothing(question) = message {
-                self.hear_nothing(from, *question);
+                meeting::hear_nothing(self, from, *question);
             } else {
                 self.deadlines.heard(now, from);
                 self.hear(from, epoch, message, data);
@@ -524,7 +475,7 @@ impl Participant {
 
     fn receive_for_copy(&mut self, from: Member, epoch: u64, message: &Message, data: Vec<Buf>) {
         let Message::Append(span) = message else {
-            return self.ask_copy(from, epoch, message);
+            return gate::ask(self, from, epoch, message);
         };
         if self.has_failed {
             return;
@@ -631,7 +582,7 @@ impl Participant {
         }
         let before = self.peers();
         self.record = Some(record.clone());
-        self.ask_copy_again();
+        gate::ask_again(self);
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.seen(record),
@@ -834,9 +785,9 @@ impl Participant {
             .map(|(member, _)| member)
             .collect();
         for member in again {
-            self.meet(member);
+            meeting::meet(self, member);
         }
-        self.end_waiting();
+        gate::end_waiting(self);
         self.pump();
     }
 

@@ -578,7 +578,7 @@ impl Links {
         }
     }
 
-    /// The number of the run of this node that is spoken to at present, if it is not the one that was found: both live, so
+    /// The number of the run of this node that is spoken to at present, if a later one was found: both live, so
     /// a data directory or a machine was copied. One that has died is noticed by its connections, within `ping_max`.
     fn other_run(&self, member: Member, found: &Identity) -> Option<u64> {
         let known = self.peers.get(&member)?.known;
@@ -589,7 +589,7 @@ impl Links {
             };
             of == member && wire.socket.connection.is_open() && !wire.socket.is_dead()
         };
-        let is_other = found.node == known.node && found.boot != boot;
+        let is_other = found.node == known.node && found.boots > boots && found.boot != boot;
         let lives = is_other && self.wires.iter().any(|(_, wire)| is_its(wire));
         lives.then_some(boots)
     }
