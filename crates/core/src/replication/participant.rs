@@ -457,6 +457,50 @@ impl Participant {
         others.into_iter().collect()
     }
 
+    // Links.
+
+    /// A member is reached.
+    pub fn connected(&mut self, now: Nanos, to: Member) {
+        self.now = now;
+        meeting::meet(self, to);
+        self.pump();
+    }
+
+    /// It is not any more.
+    pub fn disconnected(&mut self, now: Nanos, from: Member) {
+        self.now = now;
+        self.paused.remove(&from);
+        meeting::lose(self, from);
+        self.pump();
+    }
+
+    /// A member stops: it is not waited for.
+    pub fn left(&mut self, now: Nanos, member: Member) {
+        self.now = now;
+        if let Part::Serves(group) = &mut self.part {
+            group.suspect(member);
+        }
+        self.pump();
+    }
+
+    /// A member that is reached has no such log yet: it is met again after a while.
+    pub fn no_log(&mut self, now: Nanos, from: Member) {
+        self.now = now;
+        if self.links.contains(&from) {
+            meeting::pause(self, from);
+        }
+        self.pump();
+    }
+
+    /// Who led, or wanted to, does not reach this node any more.
+    pub fn leader_gone(&mut self, now: Nanos, leader: Member) {
+        self.now = now;
+        self.gate.forget(leader);
+        self.reads.forget_answers(leader);
+        self.replica.disconnected(leader);
+        self.pump();
+    }
+
     /// A message came: for this copy, or an answer to who leads.
     pub fn receive(
         &mut self,
@@ -471,7 +515,7 @@ impl Participant {
             self.receive_for_copy(from, epoch, message, data);
         } else if self.part.epoch() == Some(epoch) && self.links.contains(&from) {
             if let Message::Nothing(question) = message {
-                self.hear_nothing(from, *question);
+                meeting::hear_nothing(self, from, *question);
             } else {
                 if !matches!(message, Message::Echo { .. }) {
                     self.deadlines.heard(now, from);
@@ -490,7 +534,7 @@ impl Participant {
             {
                 return self.echo(from, epoch, *number, *lease_ms);
             }
-            _ => return self.ask_copy(from, epoch, message),
+            _ => return gate::ask(self, from, epoch, message),
         };
         if self.has_failed {
             return;
@@ -628,7 +672,7 @@ impl Participant {
         let before = self.peers();
         self.note_primary(record);
         self.record = Some(record.clone());
-        self.ask_copy_again();
+        gate::ask_again(self);
         match &mut self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.seen(record),
@@ -846,9 +890,9 @@ impl Participant {
             .map(|(member, _)| member)
             .collect();
         for member in again {
-            self.meet(member);
+            meeting::meet(self, member);
         }
-        self.end_waiting();
+        gate::end_waiting(self);
         self.pump();
     }
 

@@ -15,6 +15,7 @@
 //! refused asks again.
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 use super::{Act, Participant};
 use crate::base::io::Nanos;
@@ -71,76 +72,78 @@ fn judge(record: Option<&GroupRecord>, from: Member, epoch: u64, promised: u64) 
     if may { Verdict::May } else { Verdict::MayNot }
 }
 
-impl Participant {
-    /// Another node asks the copy for something.
-    pub(super) fn ask_copy(&mut self, from: Member, epoch: u64, message: &Message) {
-        let Some(question) = Question::of(message) else {
-            return;
-        };
-        if self.has_failed {
-            return self.refuse(from, epoch, question);
-        }
-        // The others are taken only of the epoch that was promised.
-        let begins = matches!(
-            question,
-            Question::Attach | Question::Join | Question::JoinAt | Question::Promise
-        );
-        let promised = self.replica.promised();
-        match judge(self.record.as_ref(), from, epoch, promised) {
-            Verdict::MayNot => self.refuse(from, epoch, question),
-            Verdict::Unknown if begins && epoch >= promised => {
-                let until = self.now.plus(WAIT_MAX);
-                let before = self.gate.waiting.insert(
-                    from,
-                    Waiting {
-                        epoch,
-                        message: message.clone(),
-                        until,
-                    },
-                );
-                if let Some(before) = before {
-                    self.refuse_waiting(from, &before);
-                }
-            }
-            Verdict::May | Verdict::Unknown => self.replica.receive(from, epoch, message),
-        }
+/// Another node asks the copy for something.
+pub(super) fn ask(this: &mut Participant, from: Member, epoch: u64, message: &Message) {
+    let Some(question) = Question::of(message) else {
+        return;
+    };
+    if this.has_failed {
+        return refuse(this, from, epoch, question);
     }
-
-    /// There is another record: what waited for it may be asked now.
-    pub(super) fn ask_copy_again(&mut self) {
-        for (from, waiting) in core::mem::take(&mut self.gate.waiting) {
-            let promised = self.replica.promised();
-            let verdict = judge(self.record.as_ref(), from, waiting.epoch, promised);
-            if verdict == Verdict::Unknown {
-                self.gate.waiting.insert(from, waiting);
-            } else {
-                self.ask_copy(from, waiting.epoch, &waiting.message);
+    // The others are taken only of the epoch that was promised.
+    let begins = matches!(
+        question,
+        Question::Attach | Question::Join | Question::JoinAt | Question::Promise
+    );
+    let promised = this.replica.promised();
+    match judge(this.record.as_ref(), from, epoch, promised) {
+        Verdict::MayNot => refuse(this, from, epoch, question),
+        Verdict::Unknown if begins && epoch >= promised => {
+            let until = this.now.plus(WAIT_MAX);
+            let before = this.gate.waiting.insert(
+                from,
+                Waiting {
+                    epoch,
+                    message: message.clone(),
+                    until,
+                },
+            );
+            let gives_way = |before: &Waiting| {
+                let other = Question::of(&before.message);
+                other.is_some_and(|other| other.gives_way_to(question))
+            };
+            if let Some(before) = before.filter(|before| !gives_way(before)) {
+                refuse_waiting(this, from, &before);
             }
         }
+        Verdict::May | Verdict::Unknown => this.replica.receive(from, epoch, message),
     }
+}
 
-    /// What has waited for too long is refused.
-    pub(super) fn end_waiting(&mut self) {
-        let now = self.now;
-        let is_over = |_: &Member, waiting: &mut Waiting| waiting.until <= now;
-        let over = self.gate.waiting.extract_if(.., is_over);
-        for (from, waiting) in over.collect::<alloc::vec::Vec<_>>() {
-            self.refuse_waiting(from, &waiting);
+/// There is another record: what waited for it may be asked now.
+pub(super) fn ask_again(this: &mut Participant) {
+    for (from, waiting) in core::mem::take(&mut this.gate.waiting) {
+        let promised = this.replica.promised();
+        let verdict = judge(this.record.as_ref(), from, waiting.epoch, promised);
+        if verdict == Verdict::Unknown {
+            this.gate.waiting.insert(from, waiting);
+        } else {
+            ask(this, from, waiting.epoch, &waiting.message);
         }
     }
+}
 
-    fn refuse_waiting(&mut self, from: Member, waiting: &Waiting) {
-        if let Some(question) = Question::of(&waiting.message) {
-            self.refuse(from, waiting.epoch, question);
-        }
+/// What has waited for too long is refused.
+pub(super) fn end_waiting(this: &mut Participant) {
+    let now = this.now;
+    let is_over = |_: &Member, waiting: &mut Waiting| waiting.until <= now;
+    let over = this.gate.waiting.extract_if(.., is_over);
+    for (from, waiting) in over.collect::<Vec<_>>() {
+        refuse_waiting(this, from, &waiting);
     }
+}
 
-    fn refuse(&mut self, to: Member, epoch: u64, question: Question) {
-        self.acts.push(Act::Answer {
-            to,
-            epoch,
-            message: Message::Nothing(question),
-            data: alloc::vec::Vec::new(),
-        });
+fn refuse_waiting(this: &mut Participant, from: Member, waiting: &Waiting) {
+    if let Some(question) = Question::of(&waiting.message) {
+        refuse(this, from, waiting.epoch, question);
     }
+}
+
+fn refuse(this: &mut Participant, to: Member, epoch: u64, question: Question) {
+    this.acts.push(Act::Answer {
+        to,
+        epoch,
+        message: Message::Nothing(question),
+        data: Vec::new(),
+    });
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use super::reads::{self, Purpose};
-use super::{Act, Operation, Outbox, Part, Participant};
+use super::{Act, Operation, Outbox, Part, Participant, meeting};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -68,7 +68,7 @@ impl Participant {
             self.end(token, Err(IoError::Fenced));
         }
         for member in self.links.clone() {
-            self.renew_outbox(member);
+            meeting::renew_outbox(self, member);
         }
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));

@@ -1,7 +1,6 @@
 //! Three nodes on memory, with real logs: a [`WriteLog`] stands on the copy of whoever serves.
-
+mod encrypted;
 mod leases;
-mod questions;
 mod repairs;
 
 use alloc::boxed::Box;
@@ -9,8 +8,6 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-
-mod encrypted;
 
 use encrypted::{Toy, each_block};
 
@@ -22,8 +19,9 @@ use crate::format::{EntryKind, LOG_HEADER_BLOCKS, Membership};
 use crate::log::replay::{Found as Replayed, Replay};
 use crate::log::write_log::{Entry, WriteLog};
 use crate::replication::Point;
-use crate::replication::message::{Change, Cut};
 use crate::replication::record::{AckLevel, Config, Nodes, Seat, Shape, WhenShort};
+
+mod asking;
 
 const VOLUME: [u8; 16] = [7; 16];
 const LOG: u64 = 99;

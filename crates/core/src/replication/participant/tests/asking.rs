@@ -1,6 +1,7 @@
-//! What is asked, refused, and not answered.
+//! What a copy is asked, by whom, and what becomes of it when there is no answer.
 
 use super::*;
+use crate::replication::message::{Change, Cut, Question};
 
 /// What a copy answers to who asked.
 fn answers(participant: &mut Participant, asker: Member) -> Vec<(u64, Message)> {
