@@ -3,6 +3,7 @@
 use hdcs_core::base::io::Nanos;
 
 use super::link::End;
+use super::scenario::StandingClocks;
 use super::world::{ClusterWorld, Happening};
 use crate::violation::Violation;
 
@@ -150,7 +151,8 @@ impl ClusterWorld {
         self.coverage.pauses += 1;
         self.nodes[node].paused = Some(local);
         let life = self.nodes[node].life;
-        let stood = !self.scenario.clocks_go_on && self.random.bool();
+        let may_stop = self.scenario.clocks == StandingClocks::MayStop;
+        let stood = may_stop && self.random.bool();
         self.engine
             .after(pause, Happening::Resume { node, life, stood });
     }

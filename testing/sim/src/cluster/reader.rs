@@ -11,6 +11,7 @@ use hdcs_core::volume::Event;
 
 use super::check_leases::Floors;
 use super::client::Peer;
+use super::scenario::StandingClocks;
 use super::shared::User;
 use super::world::ClusterWorld;
 use crate::violation::Violation;
@@ -62,7 +63,8 @@ impl Reader {
 
 /// Have an opening that the client has left read something, if there is one. It may stand still.
 pub(super) fn read_of_old(world: &mut ClusterWorld) {
-    if !world.scenario.clocks_go_on || world.reader.waiting.len() >= WAITING_MAX {
+    if world.scenario.clocks == StandingClocks::MayStop || world.reader.waiting.len() >= WAITING_MAX
+    {
         return;
     }
     let nodes = world.nodes.iter().enumerate();

@@ -16,6 +16,15 @@ use crate::workload::Behaviour;
 /// Requests that the client sends at once, at most.
 pub(super) const ASKS_AT_ONCE_MAX: u64 = 4;
 
+/// What the clock of a node does while the node stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StandingClocks {
+    /// It goes on.
+    GoOn,
+    /// It may stand still, too. Then a lease means nothing, and none is checked.
+    MayStop,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Scenario {
@@ -32,8 +41,7 @@ pub(super) struct Scenario {
     pub(super) times: Times,
     /// Nodes' clocks run at one of these rates, in thousandths.
     pub(super) rates: &'static [u64],
-    /// Clocks go on while their nodes stand still. If they do not, a lease means nothing, and none is checked.
-    pub(super) clocks_go_on: bool,
+    pub(super) clocks: StandingClocks,
     pub(super) disk: Latency,
     pub(super) link: Latency,
     pub(super) store: Latency,
@@ -175,7 +183,11 @@ impl Scenario {
                 drift_permille,
             },
             rates,
-            clocks_go_on: random.u8(..4) > 0,
+            clocks: if random.u8(..4) > 0 {
+                StandingClocks::GoOn
+            } else {
+                StandingClocks::MayStop
+            },
             disk: latency(random, &[100, 500, 4000]),
             link: latency(random, &[50, 500, 4000]),
             store: latency(random, &[2000, 20_000]),

@@ -1,4 +1,6 @@
 //! Three nodes on memory, with real logs: a [`WriteLog`] stands on the copy of whoever serves.
+
+mod asking;
 mod encrypted;
 mod leases;
 mod repairs;
@@ -20,8 +22,6 @@ use crate::log::replay::{Found as Replayed, Replay};
 use crate::log::write_log::{Entry, WriteLog};
 use crate::replication::Point;
 use crate::replication::record::{AckLevel, Config, Nodes, Seat, Shape, WhenShort};
-
-mod asking;
 
 const VOLUME: [u8; 16] = [7; 16];
 const LOG: u64 = 99;
