@@ -67,7 +67,7 @@ pub fn config(number: u32) -> VolumeConfig {
 pub fn shard_config() -> ShardConfig {
     ShardConfig {
         shared_cache: Arc::default(),
-        origin: Instant::now(),
+        origin: hdcs_server::shard::clock::now(),
         number: 0,
         peers: Arc::new(Peers::of(1)),
         cache: CacheConfig {

@@ -248,7 +248,7 @@ fn millis(time: Nanos) -> u32 {
 mod tests {
     use super::*;
     use crate::replication::message::{Change, Copy};
-    use crate::replication::record::{AckLevel, Config, GroupRecord, Nodes, Seat};
+    use crate::replication::record::{AckLevel, Config, GroupRecord, Nodes, Seat, WhenShort};
     use crate::replication::replica::{Replica, Superblock};
     use crate::replication::{Point, Spans};
 
@@ -267,6 +267,8 @@ mod tests {
             members: seats.collect(),
             replicas: count as u8,
             ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
         };
         GroupRecord::first(ME, config, Nodes::new())
     }
