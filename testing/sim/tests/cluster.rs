@@ -24,7 +24,7 @@ fn cluster_seeds_hold_and_cover() {
             && coverage.pauses > 500
             && coverage.cuts > 1000
             && coverage.unknown > 100
-            && coverage.old_reads > 100
+            && coverage.old_reads > 50
             && coverage.acked > 20_000,
         "{coverage}"
     );
