@@ -25,8 +25,6 @@ pub enum Plant {
     TwoWinners,
     /// A volume goes on when its node does not serve any more.
     DeafVolume,
-    /// A member is taken to have promised that goes on taking what others write.
-    EarlyPromise,
     /// A primary goes by the record without a member before the store has it.
     EarlyLeave,
     /// A copy that is made anew after its medium was lost says what the old one said.
