@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 use super::Plant;
 use super::check_logs;
 use super::client::Peer;
+use super::faults::stop_beside;
 use super::node::{LogWrite, Op};
 use super::shared::{User, Wanted};
 use super::world::{ClusterWorld, Happening};
@@ -67,7 +68,7 @@ impl ClusterWorld {
                 offset,
                 data,
             } => {
-                self.stop_beside(node);
+                stop_beside(self, node);
                 self.begin_on_backend(node, user, token, Wanted::Write(offset, data))
             }
             Action::BackendZero {

@@ -9,6 +9,7 @@ use hdcs_core::base::io::{Completion, Nanos};
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache};
 use hdcs_core::replication::Member;
+use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Act, Found, Participant, Role};
 use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Seat};
 use hdcs_core::volume::{Context, Event, Phase, Volume};
@@ -17,9 +18,10 @@ use super::check_logs::{self, Logs};
 use super::check_serving::Serving;
 use super::client::{Client, Peer};
 use super::clock::Clock;
+use super::faults::draw_long_pause;
 use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
-use super::media::Media;
+use super::media::{self, Media};
 use super::node::{CopyError, LogWrite, Node, Standing, Up};
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
 use super::shared::{Shared, User};
@@ -333,7 +335,12 @@ impl ClusterWorld {
             Happening::Reread { node, life } => self.reread(node, life),
             Happening::Watch { node } => self.watch(node),
             Happening::Manager => self.manager_looks(),
-            Happening::ManagerWrites(record) => self.manager_writes(record)?,
+            Happening::ManagerWrites(mut record) => {
+                if self.plant == Some(Plant::BlindManager) {
+                    record.revision = self.store.record().revision + 1;
+                }
+                self.write_record(&record)?;
+            }
             Happening::Client => self.client_goes_on(),
             Happening::Fault => self.fault(),
             Happening::Crash { node, life } if self.is_calm || self.nodes[node].life != life => {}
@@ -341,7 +348,7 @@ impl ClusterWorld {
             Happening::Start { node } => self.start(node)?,
             Happening::Stop { node, life } if self.is_calm || self.nodes[node].life != life => {}
             Happening::Stop { node, .. } => {
-                let pause = self.draw_long_pause();
+                let pause = draw_long_pause(&mut self.random);
                 self.pause(node, pause);
             }
             Happening::Resume { node, life, stood } => self.resume(node, life, stood)?,
@@ -355,7 +362,7 @@ impl ClusterWorld {
                 self.crash(node, false);
             }
             Happening::Restart { .. } => {}
-            Happening::Replace { node } => self.replace_copy(node)?,
+            Happening::Replace { node } => media::replace_copy(self, node)?,
         }
         Ok(())
     }
@@ -380,7 +387,7 @@ impl ClusterWorld {
         }
         self.engine.note("start", [node as u64, 0, 0, 0]);
         self.nodes[node].disk.sync();
-        let Some(found) = self.open_copy(node)? else {
+        let Some(found) = media::open_copy(self, node)? else {
             return Ok(());
         };
         let ends = found
@@ -541,6 +548,9 @@ impl ClusterWorld {
                 message,
                 data,
             } => {
+                if let Message::HasCut(cut) = &message {
+                    check_logs::check_cut(cut, self.nodes[node].superblock().as_ref())?;
+                }
                 self.answer(node, to, epoch, message, data);
                 Ok(())
             }
@@ -571,7 +581,7 @@ impl ClusterWorld {
                 Ok(())
             }
             Act::Failed(_) => {
-                self.copy_failed(node);
+                media::copy_failed(self, node);
                 Ok(())
             }
         }
