@@ -218,7 +218,7 @@ impl Node {
         pool: &Arc<Pool>,
     ) -> Result<Found, CopyError> {
         replay(config, pool, |offset, out| {
-            self.disk.peek_sound(offset, out)
+            self.disk.peek_sound(offset, out);
         })
     }
 
