@@ -925,8 +925,8 @@ impl Participant {
                 Late::default()
             }
             Part::Takes(takeover) => {
-                let step = matches!(takeover.step(), Step::Levels { .. });
-                self.deadlines.of_takeover(self.now, step)
+                let levels = matches!(takeover.step(), Step::Levels { .. });
+                (self.deadlines).of_takeover(self.now, levels, takeover.levels_some())
             }
             Part::Serves(group) => {
                 let members = &group.record().config.members;

@@ -370,6 +370,19 @@ impl Takeover {
         };
     }
 
+    /// Whether somebody who is reached, or this node itself, is not on the level yet.
+    pub fn levels_some(&self) -> bool {
+        let Step::Levels { head } = self.step else {
+            return false;
+        };
+        let is_away = |member| {
+            let answer: Option<&Answer> = self.answers.get(&member);
+            answer.is_none_or(|answer| answer.link == Link::Away)
+        };
+        self.whole()
+            .any(|(member, _)| !self.is_level(member, head) && !is_away(member))
+    }
+
     fn is_level(&self, member: Member, head: Point) -> bool {
         let answer = self.answers.get(&member);
         answer.is_some_and(|answer| {
@@ -678,6 +691,29 @@ mod tests {
             needed: 2,
         };
         assert_eq!(stop(&takeover), few);
+    }
+
+    #[test]
+    fn candidate_levels_nobody_any_more_once_the_others_are_away() {
+        let mut takeover = takeover();
+        promise(&mut takeover, 0, copy(0, 3));
+        promise(&mut takeover, 1, copy(0, 3));
+        promise(&mut takeover, 2, copy(0, 1));
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Levels { head: point(3) });
+        let number = takeover.change().number;
+        for member in [ME, Member(1)] {
+            takeover.next_message(member, &log(), point(3));
+            takeover.receive(member, &Message::Named { number });
+        }
+        takeover.go_on();
+        assert!(
+            takeover.levels_some(),
+            "one lacks something, and is reached"
+        );
+        takeover.disconnected(Member(2));
+        assert!(!takeover.levels_some());
+        assert_eq!(*takeover.step(), Step::Levels { head: point(3) });
     }
 
     #[test]

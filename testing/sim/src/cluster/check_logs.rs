@@ -5,11 +5,13 @@
 //! 3. Who begins to serve has everything that was committed behind its tail, and begins at no older tail than one that a
 //!    volume was told is durable.
 //! 4. The logs of members that are whole are prefixes of one another.
+//! 5. A joiner that says where it was cut has that on its medium, and that it is not whole.
 
 use std::collections::BTreeMap;
 
 use hdcs_core::base::buf::Buf;
-use hdcs_core::format::SpanHeader;
+use hdcs_core::format::{LogSuperblock, SpanHeader};
+use hdcs_core::replication::message::Cut;
 use hdcs_core::replication::participant::Found;
 use hdcs_core::replication::record::GroupRecord;
 use hdcs_core::replication::{Member, Point};
@@ -118,6 +120,20 @@ impl Logs {
     }
 }
 
+/// Check the medium of a joiner that says that it was cut.
+pub(super) fn check_cut(cut: &Cut, superblock: Option<&LogSuperblock>) -> Result<(), Violation> {
+    let says = superblock.and_then(LogSuperblock::membership);
+    let is_there = says.is_some_and(|says| says.cut_position == cut.at.position && !says.is_whole);
+    if is_there {
+        return Ok(());
+    }
+    let message = format!(
+        "a joiner was cut at {:?}, and its medium says {says:?}",
+        cut.at
+    );
+    Err(Violation::new("cut-not-durable", message))
+}
+
 /// Check the copies of members, under this record.
 pub(super) fn check_prefixes(
     record: &GroupRecord,
@@ -161,7 +177,6 @@ mod tests {
     }
 
     fn found(tail: u64, ends: &[u64]) -> Found {
-        use hdcs_core::format::LogSuperblock;
         use hdcs_core::replication::SpanId;
 
         let mut superblock = LogSuperblock::new([1; 16], 1, 16 << 20);

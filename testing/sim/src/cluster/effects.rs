@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 use super::Plant;
 use super::check_logs;
 use super::client::Peer;
+use super::faults::stop_beside;
 use super::node::{LogWrite, Op};
 use super::reader::{self, Reader};
 use super::shared::{User, Wanted};
@@ -78,7 +79,7 @@ impl ClusterWorld {
                 offset,
                 data,
             } => {
-                self.stop_beside(node);
+                stop_beside(self, node);
                 self.begin_on_backend(node, user, token, Wanted::Write(offset, data))
             }
             Action::BackendZero {

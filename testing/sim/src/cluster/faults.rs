@@ -1,14 +1,29 @@
 //! What goes wrong, and when.
 
+use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 
 use super::link::End;
+use super::media;
 use super::scenario::StandingClocks;
 use super::world::{ClusterWorld, Happening};
 use crate::violation::Violation;
 
 /// The longest that a node is down, stands still or is cut off.
 const DOWN_MAX_MILLIS: u64 = 3_000;
+
+/// So long that others take a node for dead.
+pub(super) fn draw_long_pause(random: &mut Rng) -> Nanos {
+    Nanos::from_millis(random.u64(1_000..DOWN_MAX_MILLIS))
+}
+
+/// A node stands still just when it writes to the backend.
+pub(super) fn stop_beside(world: &mut ClusterWorld, node: usize) {
+    if !world.is_calm && world.random.u16(..300) == 0 {
+        let life = world.nodes[node].life;
+        world.engine.after(Nanos(1), Happening::Stop { node, life });
+    }
+}
 
 impl ClusterWorld {
     /// Something goes wrong.
@@ -44,7 +59,7 @@ impl ClusterWorld {
                 self.engine.after(pause, Happening::Fast { node });
             }
             14..16 => self.break_links(node),
-            _ => self.hurt_medium(node),
+            _ => media::hurt_medium(self, node),
         }
     }
 
@@ -83,19 +98,6 @@ impl ClusterWorld {
             let taking = record.taking(candidates[self.random.usize(..candidates.len())]);
             self.engine
                 .after(Nanos(1), Happening::ManagerWrites(taking));
-        }
-    }
-
-    /// So long that others take a node for dead.
-    pub(super) fn draw_long_pause(&mut self) -> Nanos {
-        Nanos::from_millis(self.random.u64(1_000..DOWN_MAX_MILLIS))
-    }
-
-    /// A node stands still just when it writes to the backend.
-    pub(super) fn stop_beside(&mut self, node: usize) {
-        if !self.is_calm && self.random.u16(..300) == 0 {
-            let life = self.nodes[node].life;
-            self.engine.after(Nanos(1), Happening::Stop { node, life });
         }
     }
 
@@ -254,7 +256,7 @@ impl ClusterWorld {
         self.manager.calm();
         self.links.heal();
         self.deliver_stalled();
-        self.calm_media();
+        media::calm_media(self);
         for node in 0..self.nodes.len() {
             self.slow[node] = 1;
             self.heal_store(node);

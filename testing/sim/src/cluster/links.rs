@@ -2,9 +2,8 @@
 
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::io::Nanos;
-use hdcs_core::format::LOG_UNFLUSHED;
-use hdcs_core::replication::message::{Copy, Message};
-use hdcs_core::replication::{Member, Point};
+use hdcs_core::replication::Member;
+use hdcs_core::replication::message::Message;
 
 use super::Plant;
 use super::link::{Arrival, ConnectionId, End, Lane, Pair, Wire};
@@ -14,9 +13,6 @@ use super::world::{ClusterWorld, Happening};
 const CONNECT_AGAIN: Nanos = Nanos::from_millis(60);
 /// An end that gets nothing from the other one knows that the connection is broken after so long at most.
 const SILENT_MAX_MILLIS: u64 = 3_000;
-
-/// When a member is asked for a promise that a planted bug has given before.
-const PROMISE_LATE: Nanos = Nanos::from_millis(300);
 
 /// What the trace calls a message, and the position or number in it.
 fn name(message: &Message) -> (&'static str, u64) {
@@ -84,10 +80,7 @@ impl ClusterWorld {
 
     fn put(&mut self, pair: Pair, to: End, wire: Wire) {
         let lane = Lane::of(to, &wire.message);
-        let is_promise = matches!(wire.message, Message::Promise { .. });
-        let is_late = is_promise && self.plant == Some(Plant::EarlyPromise);
         let pause = self.scenario.link.draw(&mut self.random);
-        let pause = if is_late { PROMISE_LATE } else { pause };
         let at = self.engine.now().plus(pause);
         if let Some((connection, at)) = self.links.send(pair, lane, wire, at) {
             self.engine.at(at, Happening::Deliver { connection, lane });
@@ -101,12 +94,6 @@ impl ClusterWorld {
                 let durable = span.end.position;
                 (Message::Ack { durable }, false)
             }
-            (Some(Plant::EarlyPromise), Message::Promise { .. }) => {
-                let Some(copy) = self.promise_of(member, epoch) else {
-                    return false;
-                };
-                (Message::Promised(copy), false)
-            }
             (Some(Plant::ForgedVerify), Message::Verify { up_to }) => {
                 (Message::Verified { up_to: *up_to }, true)
             }
@@ -118,28 +105,6 @@ impl ClusterWorld {
                 .receive(now, Member(member as u16), epoch, &forged, Vec::new());
         }
         is_kept
-    }
-
-    /// What a member would promise with what is on its medium now.
-    fn promise_of(&self, member: usize, epoch: u64) -> Option<Copy> {
-        let found = self.replay(member).ok()?;
-        let superblock = &found.superblock;
-        let says = superblock.membership()?;
-        let tail = Point {
-            position: superblock.tail.get(),
-            chain: superblock.tail_chain.get(),
-        };
-        Some(Copy {
-            promised: epoch,
-            head: found.spans.last().map_or(tail, |last| last.end),
-            tail,
-            sync_points: superblock.sync_points.get(),
-            incarnation: superblock.incarnation.get(),
-            is_unflushed: superblock.flags.get() & LOG_UNFLUSHED != 0,
-            joined: says.joined,
-            is_whole: says.is_whole,
-            lease_left_ms: 0,
-        })
     }
 
     /// Answer a leader.

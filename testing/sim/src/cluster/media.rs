@@ -91,180 +91,177 @@ fn offset_of(found: &Found, span: &SpanId) -> u64 {
     (LOG_HEADER_BLOCKS + at % found.superblock.ring_blocks.get()) * BLOCK_BYTES as u64
 }
 
-impl ClusterWorld {
-    /// Something happens to a node's medium.
-    pub(super) fn hurt_medium(&mut self, node: usize) {
-        match self.random.u8(..6) {
-            0 | 1 => self.lose_medium(node),
-            2 | 3 => self.rot_medium(node),
-            4 => {
-                let errors = [IoError::Failed, IoError::NoSpace];
-                self.nodes[node].writes_fail = Some(errors[self.random.usize(..2)]);
-            }
-            _ => {
-                self.nodes[node].reads_fail = true;
-                let pause = self.draw_pause();
-                self.engine.after(pause, Happening::Fast { node });
-            }
+/// Something happens to a node's medium.
+pub(super) fn hurt_medium(world: &mut ClusterWorld, node: usize) {
+    match world.random.u8(..6) {
+        0 | 1 => lose_medium(world, node),
+        2 | 3 => rot_medium(world, node),
+        4 => {
+            let errors = [IoError::Failed, IoError::NoSpace];
+            world.nodes[node].writes_fail = Some(errors[world.random.usize(..2)]);
+        }
+        _ => {
+            world.nodes[node].reads_fail = true;
+            let pause = world.draw_pause();
+            world.engine.after(pause, Happening::Fast { node });
         }
     }
+}
 
-    /// Hurt a medium, if what was acknowledged stays then.
-    fn is_hurt_now(&mut self, node: usize) -> bool {
-        let record = self.store.record();
-        if !self.media.may_hurt(node, record) {
-            return false;
-        }
-        self.media.hurt.insert(node, record.revision);
-        true
+/// Hurt a medium, if what was acknowledged stays then.
+fn is_hurt_now(world: &mut ClusterWorld, node: usize) -> bool {
+    let record = world.store.record();
+    if !world.media.may_hurt(node, record) {
+        return false;
     }
+    world.media.hurt.insert(node, record.revision);
+    true
+}
 
-    /// A node goes down and comes back with an empty medium.
-    fn lose_medium(&mut self, node: usize) {
-        if !self.is_hurt_now(node) {
-            return;
-        }
-        self.engine.note("medium lost", [node as u64, 0, 0, 0]);
-        self.coverage.lost_media += 1;
-        self.crash(node, true);
-        self.make_copy_anew(node);
+/// A node goes down and comes back with an empty medium.
+fn lose_medium(world: &mut ClusterWorld, node: usize) {
+    if !is_hurt_now(world, node) {
+        return;
     }
+    world.engine.note("medium lost", [node as u64, 0, 0, 0]);
+    world.coverage.lost_media += 1;
+    world.crash(node, true);
+    make_copy_anew(world, node);
+}
 
-    /// A node that is down has a new copy, and nothing of the old one.
-    fn make_copy_anew(&mut self, node: usize) {
-        self.media.rotten.remove(&node);
-        let last = self.nodes[node].superblock();
-        let state = &mut self.nodes[node];
-        state.make_copy(&self.scenario.config, false);
-        // A planted bug makes one that says what the old one said.
-        let posed = last.filter(|_| self.plant == Some(Plant::FreshVote));
-        if let Some(mut superblock) = posed {
-            superblock.known_head = 0.into();
-            superblock.clean_head = u64::MAX.into();
-            superblock.seal();
-            let place = LogSuperblock::offset_of(superblock.sequence.get());
-            state.disk.put(place, superblock.as_bytes());
+/// A node that is down has a new copy, and nothing of the old one.
+fn make_copy_anew(world: &mut ClusterWorld, node: usize) {
+    world.media.rotten.remove(&node);
+    let last = world.nodes[node].superblock();
+    let state = &mut world.nodes[node];
+    state.make_copy(&world.scenario.config, false);
+    // A planted bug makes one that says what the old one said.
+    let posed = last.filter(|_| world.plant == Some(Plant::FreshVote));
+    if let Some(mut superblock) = posed {
+        superblock.known_head = 0.into();
+        superblock.clean_head = u64::MAX.into();
+        superblock.seal();
+        let place = LogSuperblock::offset_of(superblock.sequence.get());
+        state.disk.put(place, superblock.as_bytes());
+    }
+}
+
+/// A node goes down, and its copy rots meanwhile.
+fn rot_medium(world: &mut ClusterWorld, node: usize) {
+    if world.media.is_rotten(node) {
+        return;
+    }
+    let is_power = world.random.bool();
+    world.crash(node, is_power);
+    world.nodes[node].disk.sync();
+    let Ok(found) = world.replay(node) else {
+        return;
+    };
+    let older = LogSuperblock::offset_of(found.superblock.sequence.get() + 1);
+    let place = match draw_rot(world, &found) {
+        _ if world.random.u8(..8) == 0 => older,
+        Some(place) if is_hurt_now(world, node) => place,
+        _ => return,
+    };
+    let byte = place + world.random.u64(..BLOCK_BYTES as u64);
+    if world.nodes[node].disk.rot(byte, world.random.u8(..8)) {
+        world.engine.note("rots", [node as u64, byte, 0, 0]);
+        world.coverage.rots += 1;
+        if place != older {
+            world.media.rotten.insert(node);
         }
     }
+}
 
-    /// A node goes down, and its copy rots meanwhile.
-    fn rot_medium(&mut self, node: usize) {
-        if self.media.is_rotten(node) {
-            return;
-        }
-        let is_power = self.random.bool();
-        self.crash(node, is_power);
-        self.nodes[node].disk.sync();
-        let Ok(found) = self.replay(node) else {
-            return;
+/// A block of this copy's spans of which a replay can tell that it is not what was written.
+fn draw_rot(world: &mut ClusterWorld, found: &Found) -> Option<u64> {
+    let evidence = found.spans.iter().map(|span| span.evidence);
+    let known = evidence.chain([found.superblock.known_head.get()]).max()?;
+    let spans = found.spans.iter();
+    let proved: Vec<&SpanId> = spans.filter(|span| span.end.position <= known).collect();
+    let span = proved.get(world.random.usize(..proved.len().max(1)))?;
+    let block = world.random.u64(..u64::from(span.blocks));
+    Some(offset_of(found, span) + block * BLOCK_BYTES as u64)
+}
+
+/// Open the copy of a node that starts, as its driver does. One that is damaged is left as it is until somebody removes
+/// it.
+pub(super) fn open_copy(world: &mut ClusterWorld, node: usize) -> Result<Option<Found>, Violation> {
+    let found = world.replay(node);
+    if !world.media.is_rotten(node) {
+        let refused = |error: CopyError| {
+            let message = format!("the copy of node {node} cannot be opened: {error}");
+            Violation::new("replay", message)
         };
-        let older = LogSuperblock::offset_of(found.superblock.sequence.get() + 1);
-        let place = match self.draw_rot(&found) {
-            _ if self.random.u8(..8) == 0 => older,
-            Some(place) if self.is_hurt_now(node) => place,
-            _ => return,
-        };
-        let byte = place + self.random.u64(..BLOCK_BYTES as u64);
-        if self.nodes[node].disk.rot(byte, self.random.u8(..8)) {
-            self.engine.note("rots", [node as u64, byte, 0, 0]);
-            self.coverage.rots += 1;
-            if place != older {
-                self.media.rotten.insert(node);
+        return found.map(Some).map_err(refused);
+    }
+    let config = &world.scenario.config;
+    let sound = world.nodes[node].replay_sound(config, &world.check_pool);
+    match (found, sound) {
+        (Ok(found), Ok(sound)) if found.spans == sound.spans => Ok(Some(found)),
+        (Ok(_), Ok(_)) => {
+            let message = format!("node {node} takes its rotten copy for one that ends elsewhere");
+            Err(Violation::new("rot-unnoticed", message))
+        }
+        (Err(_), Ok(sound)) => {
+            world.engine.note("damaged", [node as u64, 0, 0, 0]);
+            world.coverage.damaged += 1;
+            if let Some(found) = opened_all_the_same(world, node, sound) {
+                return Ok(Some(found));
             }
+            let pause = world.draw_pause();
+            world.engine.after(pause, Happening::Replace { node });
+            Ok(None)
+        }
+        (_, Err(error)) => {
+            let message = format!("the copy of node {node} is bad without its rot: {error}");
+            Err(Violation::new("replay", message))
         }
     }
+}
 
-    /// A block of this copy's spans of which a replay can tell that it is not what was written.
-    fn draw_rot(&mut self, found: &Found) -> Option<u64> {
-        let evidence = found.spans.iter().map(|span| span.evidence);
-        let known = evidence.chain([found.superblock.known_head.get()]).max()?;
-        let spans = found.spans.iter();
-        let proved: Vec<&SpanId> = spans.filter(|span| span.end.position <= known).collect();
-        let span = proved.get(self.random.usize(..proved.len().max(1)))?;
-        let block = self.random.u64(..u64::from(span.blocks));
-        Some(offset_of(found, span) + block * BLOCK_BYTES as u64)
+/// A planted bug has a node open what of a damaged copy lies before the damage.
+fn opened_all_the_same(world: &ClusterWorld, node: usize, sound: Found) -> Option<Found> {
+    if world.plant != Some(Plant::DamagedVote) {
+        return None;
     }
+    let disk = &world.nodes[node].disk;
+    let is_good = |span: &&SpanId| {
+        let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
+        !disk.rots_within(offset_of(&sound, span), bytes)
+    };
+    let spans = sound.spans.iter().take_while(is_good).copied().collect();
+    Some(Found { spans, ..sound })
+}
 
-    /// Open the copy of a node that starts, as its driver does. One that is damaged is left as it is until somebody removes
-    /// it.
-    pub(super) fn open_copy(&mut self, node: usize) -> Result<Option<Found>, Violation> {
-        let found = self.replay(node);
-        if !self.media.is_rotten(node) {
-            let refused = |error: CopyError| {
-                let message = format!("the copy of node {node} cannot be opened: {error}");
-                Violation::new("replay", message)
-            };
-            return found.map(Some).map_err(refused);
-        }
-        let config = &self.scenario.config;
-        let sound = self.nodes[node].replay_sound(config, &self.check_pool);
-        match (found, sound) {
-            (Ok(found), Ok(sound)) if found.spans == sound.spans => Ok(Some(found)),
-            (Ok(_), Ok(_)) => {
-                let message =
-                    format!("node {node} takes its rotten copy for one that ends elsewhere");
-                Err(Violation::new("rot-unnoticed", message))
-            }
-            (Err(_), Ok(sound)) => {
-                self.engine.note("damaged", [node as u64, 0, 0, 0]);
-                self.coverage.damaged += 1;
-                if let Some(found) = self.opened_all_the_same(node, sound) {
-                    return Ok(Some(found));
-                }
-                let pause = self.draw_pause();
-                self.engine.after(pause, Happening::Replace { node });
-                Ok(None)
-            }
-            (_, Err(error)) => {
-                let message = format!("the copy of node {node} is bad without its rot: {error}");
-                Err(Violation::new("replay", message))
-            }
-        }
+/// Somebody removes a damaged copy, and starts the node again.
+pub(super) fn replace_copy(world: &mut ClusterWorld, node: usize) -> Result<(), Violation> {
+    if world.nodes[node].up.is_some() || !world.media.is_rotten(node) {
+        return Ok(());
     }
+    world.engine.note("copy removed", [node as u64, 0, 0, 0]);
+    make_copy_anew(world, node);
+    world.start(node)
+}
 
-    /// A planted bug has a node open what of a damaged copy lies before the damage.
-    fn opened_all_the_same(&self, node: usize, sound: Found) -> Option<Found> {
-        if self.plant != Some(Plant::DamagedVote) {
-            return None;
-        }
-        let disk = &self.nodes[node].disk;
-        let is_good = |span: &&SpanId| {
-            let bytes = u64::from(span.blocks) * BLOCK_BYTES as u64;
-            !disk.rots_within(offset_of(&sound, span), bytes)
-        };
-        let spans = sound.spans.iter().take_while(is_good).copied().collect();
-        Some(Found { spans, ..sound })
+/// A write to a node's medium has failed: somebody starts the node again.
+pub(super) fn copy_failed(world: &mut ClusterWorld, node: usize) {
+    world.engine.note("write failed", [node as u64, 0, 0, 0]);
+    world.coverage.failed_writes += 1;
+    world.media.failed.insert(node);
+    let life = world.nodes[node].life;
+    if let Some(standing) = world.standing(node) {
+        standing.was_refused = true;
     }
+    let pause = world.draw_pause();
+    world.engine.after(pause, Happening::Restart { node, life });
+}
 
-    /// Somebody removes a damaged copy, and starts the node again.
-    pub(super) fn replace_copy(&mut self, node: usize) -> Result<(), Violation> {
-        if self.nodes[node].up.is_some() || !self.media.is_rotten(node) {
-            return Ok(());
-        }
-        self.engine.note("copy removed", [node as u64, 0, 0, 0]);
-        self.make_copy_anew(node);
-        self.start(node)
-    }
-
-    /// A write to a node's medium has failed: somebody starts the node again.
-    pub(super) fn copy_failed(&mut self, node: usize) {
-        self.engine.note("write failed", [node as u64, 0, 0, 0]);
-        self.coverage.failed_writes += 1;
-        self.media.failed.insert(node);
-        let life = self.nodes[node].life;
-        if let Some(standing) = self.standing(node) {
-            standing.was_refused = true;
-        }
-        let pause = self.draw_pause();
-        self.engine.after(pause, Happening::Restart { node, life });
-    }
-
-    /// Nothing happens to media any more, and what happened is put right.
-    pub(super) fn calm_media(&mut self) {
-        for node in 0..self.nodes.len() {
-            self.nodes[node].writes_fail = None;
-            self.nodes[node].reads_fail = false;
-            self.engine.after(Nanos(2), Happening::Replace { node });
-        }
+/// Nothing happens to media any more, and what happened is put right.
+pub(super) fn calm_media(world: &mut ClusterWorld) {
+    for node in 0..world.nodes.len() {
+        world.nodes[node].writes_fail = None;
+        world.nodes[node].reads_fail = false;
+        world.engine.after(Nanos(2), Happening::Replace { node });
     }
 }

@@ -72,6 +72,8 @@ impl fmt::Display for CopyError {
 pub(super) struct Up {
     pub(super) participant: Participant,
     pub(super) standing: Option<Standing>,
+    /// The cache of a volume that has ended, of which a planted bug forgets nothing.
+    pub(super) kept_cache: Option<ReadCache>,
     /// What is under way on its devices.
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) next_op: u64,

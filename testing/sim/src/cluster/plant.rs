@@ -29,8 +29,6 @@ pub enum Plant {
     ReadPastLease,
     /// A member forgets what it has echoed, and what it may have before it started, so that nobody waits for it.
     PromiseWithoutWaiting,
-    /// A member is taken to have promised that goes on taking what others write.
-    EarlyPromise,
     /// A primary goes by the record without a member before the store has it.
     EarlyLeave,
     /// A copy that is made anew after its medium was lost says what the old one said.

@@ -13,6 +13,22 @@ use crate::violation::Violation;
 /// Who is not told how asking ended reads the record after so long.
 const REREAD: Nanos = Nanos::from_millis(250);
 
+/// A planted bug has a primary go by a record that the store does not have yet.
+fn leave_early(world: &mut ClusterWorld, node: usize, record: &GroupRecord) {
+    let now = world.nodes[node].now(world.engine.now());
+    if world.plant != Some(Plant::EarlyLeave) || world.role(node) != Some(Role::Serves) {
+        return;
+    }
+    if let Some(up) = world.nodes[node].up.as_mut() {
+        let seen = up.participant.record();
+        let leaves =
+            seen.is_some_and(|seen| record.config.members.count() < seen.config.members.count());
+        if leaves {
+            up.participant.see(now, record);
+        }
+    }
+}
+
 impl ClusterWorld {
     /// A node asks for a record.
     pub(super) fn ask_store(&mut self, node: usize, record: GroupRecord) {
@@ -24,7 +40,7 @@ impl ClusterWorld {
         {
             return up.participant.see(now, &record);
         }
-        self.leave_early(node, &record);
+        leave_early(self, node, &record);
         let fate = self.draw_fate(node);
         let late = if fate == Fate::Late {
             self.random.u64(200..2_500)
@@ -51,22 +67,6 @@ impl ClusterWorld {
         if fate != Fate::Told {
             self.coverage.unknown += 1;
             self.engine.after(REREAD, Happening::Reread { node, life });
-        }
-    }
-
-    /// A planted bug has a primary go by a record that the store does not have yet.
-    fn leave_early(&mut self, node: usize, record: &GroupRecord) {
-        let now = self.nodes[node].now(self.engine.now());
-        if self.plant != Some(Plant::EarlyLeave) || self.role(node) != Some(Role::Serves) {
-            return;
-        }
-        if let Some(up) = self.nodes[node].up.as_mut() {
-            let seen = up.participant.record();
-            let leaves = seen
-                .is_some_and(|seen| record.config.members.count() < seen.config.members.count());
-            if leaves {
-                up.participant.see(now, record);
-            }
         }
     }
 
@@ -200,14 +200,6 @@ impl ClusterWorld {
             self.engine.after(pause, Happening::Watch { node });
         }
         Ok(())
-    }
-
-    /// What the manager wants is written, if the record is still the one that it has seen.
-    pub(super) fn manager_writes(&mut self, mut record: GroupRecord) -> Result<(), Violation> {
-        if self.plant == Some(Plant::BlindManager) {
-            record.revision = self.store.record().revision + 1;
-        }
-        self.write_record(&record)
     }
 
     /// The manager looks at all, and asks for a record if it wants another one.

@@ -9,6 +9,7 @@ use hdcs_core::base::io::{Completion, Nanos};
 use hdcs_core::base::limits::SECTOR_BYTES;
 use hdcs_core::cache::{CacheConfig, CacheEvent, ReadCache};
 use hdcs_core::replication::Member;
+use hdcs_core::replication::message::Message;
 use hdcs_core::replication::participant::{Act, Found, Participant, Role};
 use hdcs_core::replication::record::{Config, GroupRecord, Nodes, Seat, WhenShort};
 use hdcs_core::volume::{Context, Event, Phase, Volume, lease};
@@ -17,9 +18,10 @@ use super::check_logs::{self, Logs};
 use super::check_serving::Serving;
 use super::client::{Client, Peer};
 use super::clock::Clock;
+use super::faults::draw_long_pause;
 use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
-use super::media::Media;
+use super::media::{self, Media};
 use super::node::{CopyError, LogWrite, Node, Standing, Up};
 use super::reader::{Reader, read_of_old};
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
@@ -38,6 +40,8 @@ const PATIENCE: Nanos = Nanos::from_millis(60_000);
 const LAST_ASKS: u32 = 20;
 /// The longest pause of the client when nothing goes wrong any more.
 const CALM_PAUSE: Nanos = Nanos::from_micros(200);
+/// Starts of a node for each of which all copies are compared; they are whenever a node begins to serve, too.
+const STARTS_PER_CHECK: u32 = 3;
 /// Rounds of a node at one instant.
 const ROUNDS_MAX: u32 = 10_000;
 /// Memory of all nodes together, and what checkers replay copies in.
@@ -334,7 +338,12 @@ impl ClusterWorld {
             Happening::Reread { node, life } => self.reread(node, life),
             Happening::Watch { node } => self.watch(node),
             Happening::Manager => self.manager_looks(),
-            Happening::ManagerWrites(record) => self.manager_writes(record)?,
+            Happening::ManagerWrites(mut record) => {
+                if self.plant == Some(Plant::BlindManager) {
+                    record.revision = self.store.record().revision + 1;
+                }
+                self.write_record(&record)?;
+            }
             Happening::Client => self.client_goes_on(),
             Happening::Fault => self.fault(),
             Happening::Crash { node, life } if self.is_calm || self.nodes[node].life != life => {}
@@ -342,7 +351,7 @@ impl ClusterWorld {
             Happening::Start { node } => self.start(node)?,
             Happening::Stop { node, life } if self.is_calm || self.nodes[node].life != life => {}
             Happening::Stop { node, .. } => {
-                let pause = self.draw_long_pause();
+                let pause = draw_long_pause(&mut self.random);
                 self.pause(node, pause);
             }
             Happening::Resume { node, life, stood } => self.resume(node, life, stood)?,
@@ -356,7 +365,7 @@ impl ClusterWorld {
                 self.crash(node, false);
             }
             Happening::Restart { .. } => {}
-            Happening::Replace { node } => self.replace_copy(node)?,
+            Happening::Replace { node } => media::replace_copy(self, node)?,
         }
         Ok(())
     }
@@ -381,7 +390,7 @@ impl ClusterWorld {
         }
         self.engine.note("start", [node as u64, 0, 0, 0]);
         self.nodes[node].disk.sync();
-        let Some(found) = self.open_copy(node)? else {
+        let Some(found) = media::open_copy(self, node)? else {
             return Ok(());
         };
         let ends = found
@@ -400,6 +409,7 @@ impl ClusterWorld {
         self.nodes[node].up = Some(Up {
             participant,
             standing: None,
+            kept_cache: None,
             ops: BTreeMap::new(),
             next_op: 0,
             repairs: BTreeMap::new(),
@@ -408,7 +418,11 @@ impl ClusterWorld {
         let life = self.nodes[node].life;
         let pause = self.scenario.store.draw(&mut self.random);
         self.engine.after(pause, Happening::Reread { node, life });
-        self.check_copies()
+        // Reading all copies is what a run costs most of.
+        if life.is_multiple_of(STARTS_PER_CHECK) {
+            self.check_copies()?;
+        }
+        Ok(())
     }
 
     /// Replay a node's copy as it is now.
@@ -548,6 +562,9 @@ impl ClusterWorld {
                 message,
                 data,
             } => {
+                if let Message::HasCut(cut) = &message {
+                    check_logs::check_cut(cut, self.nodes[node].superblock().as_ref())?;
+                }
                 self.answer(node, to, epoch, message, data);
                 Ok(())
             }
@@ -586,7 +603,7 @@ impl ClusterWorld {
                 Ok(())
             }
             Act::Failed(_) => {
-                self.copy_failed(node);
+                media::copy_failed(self, node);
                 Ok(())
             }
         }
@@ -616,7 +633,13 @@ impl ClusterWorld {
             ssd: None,
             ssd_answer_max: Nanos::from_millis(1 << 40),
         };
-        let mut cache = ReadCache::new(config, now, Arc::clone(&self.pool), &mut actions);
+        // What others have destaged meanwhile it has not forgotten: it begins empty.
+        let kept = self.nodes[node]
+            .up
+            .as_mut()
+            .and_then(|up| up.kept_cache.take());
+        let mut cache = kept
+            .unwrap_or_else(|| ReadCache::new(config, now, Arc::clone(&self.pool), &mut actions));
         let mut cx = Context {
             cache: &mut cache,
             pool: &self.pool,
@@ -651,10 +674,14 @@ impl ClusterWorld {
             .up
             .as_mut()
             .and_then(|up| up.standing.take());
-        if let Some(standing) = standing {
-            self.shared.leave(standing.user);
-            self.leave_client(standing.user);
-            self.reader.leave(standing.user);
+        let Some(standing) = standing else { return };
+        self.shared.leave(standing.user);
+        self.leave_client(standing.user);
+        self.reader.leave(standing.user);
+        if self.plant == Some(Plant::StaleCache)
+            && let Some(up) = self.nodes[node].up.as_mut()
+        {
+            up.kept_cache = Some(standing.cache);
         }
     }
 

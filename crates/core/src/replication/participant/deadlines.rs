@@ -133,15 +133,21 @@ impl Deadlines {
         late
     }
 
-    /// The step of a takeover that is under way, levelling or one before, has taken its time.
-    pub(super) fn of_takeover(&mut self, now: Nanos, levels: bool) -> Late {
+    /// The step of a takeover that is under way, levelling or one before, has taken its time. Those who went away while they
+    /// were brought to the level are waited for no longer than for their promises.
+    pub(super) fn of_takeover(&mut self, now: Nanos, levels: bool, levels_some: bool) -> Late {
         if core::mem::replace(&mut self.levels, levels) != levels {
             self.step = now;
         }
-        let max = if levels {
-            self.times.levelling_max
-        } else {
-            self.times.gathering_max
+        let Times {
+            gathering_max,
+            levelling_max,
+            ..
+        } = self.times;
+        let max = match (levels, levels_some) {
+            (true, true) => levelling_max,
+            (true, false) => levelling_max.min(gathering_max),
+            (false, _) => gathering_max,
         };
         let is_over = now >= self.step.plus(max);
         let again = Nanos(max.0 / 4).max(Nanos(1));
@@ -197,12 +203,22 @@ mod tests {
     }
 
     #[test]
+    fn takeover_waits_less_for_those_who_went_away() {
+        let mut deadlines = Deadlines::new(Times::default());
+        deadlines.begin(at(100));
+        assert!(!deadlines.of_takeover(at(200), true, true).levelling);
+        assert!(!deadlines.of_takeover(at(1_199), true, false).levelling);
+        assert!(deadlines.of_takeover(at(1_200), true, false).levelling);
+    }
+
+    #[test]
     fn takeover_waits_for_each_step() {
         let mut deadlines = Deadlines::new(Times::default());
         deadlines.begin(at(100));
-        assert!(!deadlines.of_takeover(at(1_099), false).gathering);
-        assert!(deadlines.of_takeover(at(1_100), false).gathering);
-        assert!(!deadlines.of_takeover(at(1_200), true).levelling);
-        assert!(deadlines.of_takeover(at(6_200), true).levelling);
+        assert!(!deadlines.of_takeover(at(1_099), false, false).gathering);
+        assert!(deadlines.of_takeover(at(1_100), false, false).gathering);
+        assert!(!deadlines.of_takeover(at(1_200), true, true).levelling);
+        assert!(!deadlines.of_takeover(at(6_199), true, true).levelling);
+        assert!(deadlines.of_takeover(at(6_200), true, true).levelling);
     }
 }
