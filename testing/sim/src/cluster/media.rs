@@ -1,8 +1,9 @@
 //! What happens to the media of copies: they are lost, rot at rest, take no writes any more, or do not read.
 //!
-//! A node does what the production node does. Who comes back without a medium makes a new copy, which joins anew. A copy whose
-//! replay says that it is damaged is left as it is, until somebody removes it; then a new one is made. After a write that
-//! failed a copy is of no use until its node is started again.
+//! A node does what the production node does. Who comes back without a medium makes a new copy, which joins anew. A copy with
+//! damaged data is opened and doubted: it is no source before it was brought up anew. One whose spans cannot be followed is
+//! left as it is, until somebody removes it; then a new one is made. After a write that failed a copy is of no use until
+//! its node is started again.
 //!
 //! What was acknowledged stays while fewer copies are hurt than a commit needs: media are hurt within that alone
 //! ([`Media::may_hurt`]). A medium counts as hurt until its copy was brought up anew.
@@ -184,22 +185,31 @@ fn draw_rot(world: &mut ClusterWorld, found: &Found) -> Option<u64> {
     Some(offset_of(found, span) + block * BLOCK_BYTES as u64)
 }
 
-/// Open the copy of a node that starts, as its driver does. One that is damaged is left as it is until somebody removes
-/// it.
-pub(super) fn open_copy(world: &mut ClusterWorld, node: usize) -> Result<Option<Found>, Violation> {
+/// Open the copy of a node that starts, as its driver does, and whether it is doubted. One that cannot be followed is left as
+/// it is until somebody removes it.
+pub(super) fn open_copy(
+    world: &mut ClusterWorld,
+    node: usize,
+) -> Result<Option<(Found, bool)>, Violation> {
     let found = world.replay(node);
     if !world.media.is_rotten(node) {
         let refused = |error: CopyError| {
             let message = format!("the copy of node {node} cannot be opened: {error}");
             Violation::new("replay", message)
         };
-        return found.map(Some).map_err(refused);
+        return found.map(|found| Some((found, false))).map_err(refused);
     }
     let config = &world.scenario.config;
     let sound = world.nodes[node].replay_sound(config, &world.check_pool);
     match (found, sound) {
-        (Ok(found), Ok(sound)) if found.spans == sound.spans => Ok(Some(found)),
-        (Ok(_), Ok(_)) => {
+        (Ok(found), Ok(sound)) if found.spans == sound.spans => Ok(Some((found, false))),
+        (Err(CopyError::Damaged(found)), Ok(sound)) if found.spans == sound.spans => {
+            world.engine.note("doubted", [node as u64, 0, 0, 0]);
+            world.coverage.damaged += 1;
+            let planted = opened_all_the_same(world, node, sound);
+            Ok(Some(planted.map_or((*found, true), |found| (found, false))))
+        }
+        (Ok(_) | Err(CopyError::Damaged(_)), Ok(_)) => {
             let message = format!("node {node} takes its rotten copy for one that ends elsewhere");
             Err(Violation::new("rot-unnoticed", message))
         }
@@ -207,7 +217,7 @@ pub(super) fn open_copy(world: &mut ClusterWorld, node: usize) -> Result<Option<
             world.engine.note("damaged", [node as u64, 0, 0, 0]);
             world.coverage.damaged += 1;
             if let Some(found) = opened_all_the_same(world, node, sound) {
-                return Ok(Some(found));
+                return Ok(Some((found, false)));
             }
             let pause = world.draw_pause();
             world.engine.after(pause, Happening::Replace { node });

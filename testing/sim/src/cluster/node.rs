@@ -54,15 +54,15 @@ pub(super) struct Node {
 pub(super) enum CopyError {
     /// Its log refuses to open.
     Refused(OpenError),
-    /// Some data of it is damaged.
-    Damaged,
+    /// Some data of what was found is damaged.
+    Damaged(Box<Found>),
 }
 
 impl fmt::Display for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(error) => write!(f, "{error}"),
-            Self::Damaged => write!(f, "some of its data is damaged"),
+            Self::Damaged(_) => write!(f, "some of its data is damaged"),
         }
     }
 }
@@ -255,13 +255,14 @@ fn replay(
         });
         result.map_err(CopyError::Refused)?;
     }
-    if lost_blocks > 0 {
-        return Err(CopyError::Damaged);
-    }
     let superblock = *replay
         .superblock()
         .expect("a replay that is done has chosen one");
-    Ok(Found { superblock, spans })
+    let found = Found { superblock, spans };
+    if lost_blocks > 0 {
+        return Err(CopyError::Damaged(Box::new(found)));
+    }
+    Ok(found)
 }
 
 impl Up {

@@ -390,7 +390,7 @@ impl ClusterWorld {
         }
         self.engine.note("start", [node as u64, 0, 0, 0]);
         self.nodes[node].disk.sync();
-        let Some(found) = media::open_copy(self, node)? else {
+        let Some((found, is_doubted)) = media::open_copy(self, node)? else {
             return Ok(());
         };
         let ends = found
@@ -405,7 +405,10 @@ impl ClusterWorld {
             self.nodes[node].now(self.engine.now())
         };
         let pool = Arc::clone(&self.pool);
-        let participant = Participant::new(member, now, found, None, pool, times);
+        let mut participant = Participant::new(member, now, found, None, pool, times);
+        if is_doubted {
+            participant.doubt();
+        }
         self.nodes[node].up = Some(Up {
             participant,
             standing: None,

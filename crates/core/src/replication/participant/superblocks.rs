@@ -1,7 +1,8 @@
 //! The superblocks of a copy: what the machine wants said, in the log's own format.
 //!
 //! The machine says what is promised, cut, whole, and where the log begins; what stands on the log says the rest. One is
-//! written at a time, and has what both last said.
+//! written at a time, and has what both last said. What says another thing of the copy's place in the group than the one
+//! before is written to both places before the machine is told: should the newest one rot, the copy has promised no less.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -86,6 +87,8 @@ pub(super) struct Superblocks {
     pool: Arc<Pool>,
     /// The one that is being written: whether the machine waits for it, and whether what stands on the log does.
     writing: Option<(Box<LogSuperblock>, bool, bool)>,
+    /// The last one is to be written to the other place too: the machine waits for it; whether what stands on the log does.
+    again: Option<bool>,
     asked: Option<Asked>,
 }
 
@@ -97,6 +100,7 @@ impl Superblocks {
             keys,
             pool: Pool::small(POOL_BLOCKS),
             writing: None,
+            again: None,
             asked: None,
         }
     }
@@ -127,6 +131,7 @@ impl Superblocks {
         if let Some((_, _, is_asked)) = &mut self.writing {
             *is_asked = false;
         }
+        self.again = self.again.map(|_| false);
         self.asked.take().map(|asked| asked.token)
     }
 
@@ -144,6 +149,16 @@ impl Superblocks {
         last: Superblock,
         durable: u64,
     ) -> Option<(u64, Buf)> {
+        if let Some(is_asked) = self.again.take() {
+            debug_assert!(wanted.is_none(), "the machine waits for the last one");
+            let mut next = self.last.clone();
+            let names_ahead = next.ahead_sequence == next.sequence;
+            next.sequence = U64::new(next.sequence.get() + 1);
+            if names_ahead {
+                next.ahead_sequence = next.sequence;
+            }
+            return Some(self.begin(next, true, is_asked));
+        }
         let says = wanted.unwrap_or(last);
         let fits = |block: &LogSuperblock| block.tail.get() == says.tail.position;
         let asked = self.asked.as_mut();
@@ -162,14 +177,25 @@ impl Superblocks {
         let known = next.known_head.get().max(durable);
         // What was cut off was durable, and is not any more.
         next.known_head = U64::new(if is_asked { known } else { durable });
+        Some(self.begin(next, wanted.is_some(), is_asked))
+    }
+
+    /// Begin to write one. Returns where, and what.
+    fn begin(
+        &mut self,
+        mut next: Box<LogSuperblock>,
+        is_of_machine: bool,
+        is_asked: bool,
+    ) -> (u64, Buf) {
         next.seal_with(self.keys.as_deref());
         let mut block = self
             .pool
             .alloc(BLOCK_BYTES)
             .expect("one superblock is written at a time");
         block.copy_from_slice(next.as_bytes());
-        self.writing = Some((next, wanted.is_some(), is_asked));
-        Some((LogSuperblock::offset_of(sequence), block.freeze()))
+        let offset = LogSuperblock::offset_of(next.sequence.get());
+        self.writing = Some((next, is_of_machine, is_asked));
+        (offset, block.freeze())
     }
 
     /// The last one, of a copy on which nothing stands.
@@ -199,7 +225,12 @@ impl Superblocks {
         let Some((block, is_of_machine, is_asked)) = self.writing.take() else {
             return false;
         };
+        let says_other = block.membership() != self.last.membership();
         self.last = block;
+        if says_other && is_of_machine {
+            self.again = Some(is_asked);
+            return false;
+        }
         if let Some(asked) = self.asked.as_mut().filter(|_| is_asked) {
             asked.is_durable = true;
         }

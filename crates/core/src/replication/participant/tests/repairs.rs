@@ -165,3 +165,20 @@ fn no_write_of_a_span_begins_while_something_is_written_again() {
     assert_eq!(begun(&net).len(), 2);
     assert_eq!(net.repaired, [TOKEN]);
 }
+
+#[test]
+fn what_was_promised_outlives_the_newest_superblock() {
+    let mut net = Net::healthy(AckLevel::Majority);
+    net.take(Member(1));
+    net.settle();
+    let (epoch, pool) = (net.record.epoch, Arc::clone(&net.pool));
+    for member in members(3) {
+        for sequence in 0..2 {
+            let mut disk = net.node(member).disk.clone();
+            disk[LogSuperblock::offset_of(sequence) as usize + 100] ^= 1;
+            let (_, found) = replay(&disk, &pool);
+            let says = found.superblock.membership().unwrap();
+            assert_eq!((says.promised, says.is_whole), (epoch, true), "{member}");
+        }
+    }
+}
