@@ -40,7 +40,7 @@ def test_member_whose_disk_fails_is_left_out_and_joins_once_it_is_good_again(tmp
 def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_path):
     with nodes(tmp_path) as (a, b):
         b.stop()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", b.data], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", b.data], check=True)
         try:
             b.start()
             a.create(

@@ -68,6 +68,7 @@ def test_blocks_that_rot_while_no_member_is_there_are_an_error_and_not_wrong_dat
         else:
             raise AssertionError(f"{found[:20]!r} was read")
         assert a.volume("v")["counters"]["log_corrupt_blocks"] == 1
+        a.until(lambda: record(a)["members"] == ["a"])
         # The member comes back, and with it what had rotted.
         b.start()
         is_whole(a, 2)
@@ -80,9 +81,12 @@ def test_copy_whose_data_is_damaged_is_brought_up_anew_by_itself(tmp_path):
         history = History(8)
         history.write(a, 300)
         b.kill()
+        before = record(a)["revision"]
         damage(b.log_of("v"), in_log(history, 30))
         b.start()
         b.tells("data blocks of its copy of the log are damaged")
+        # It leaves, and joins.
+        a.until(lambda: record(a)["revision"] >= before + 2)
         is_whole(a, 2)
         history.write(a, 50)
         a.kill()

@@ -62,7 +62,7 @@ def test_member_that_is_lost_is_left_out_and_joins_when_it_is_back(tmp_path):
         b.start()
         is_whole(a, 2)
         others = lambda: a.json("group", "show", "v")["here"]["others"]
-        a.until(lambda: [(one["node"], one["state"]) for one in others()] == [("b", "in step")])
+        a.until(lambda: [(one["node"], one["state"]) for one in others()] == [("b", "in-step")])
         assert others()[0]["resync"] is None
         history.write(a, 100)
         a.kill()

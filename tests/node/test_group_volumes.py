@@ -78,6 +78,7 @@ def test_damage_of_an_encrypted_copy_is_found_when_it_is_opened(tmp_path):
         b.start()
         b.tells("its copy: ")
         b.kill()
+        a.until(lambda: record(a)["members"] == ["a"])
         log.unlink()
         b.start()
         is_whole(a, 2)

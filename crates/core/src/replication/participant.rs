@@ -615,7 +615,7 @@ impl Participant {
                 }
             }
             Part::Serves(_) if let Message::LogData(span) = message => {
-                self.take_repair(from, span, &data);
+                repairs::take(self, from, span, &data);
             }
             Part::Serves(group) => {
                 if let Message::Echo { number } = message {
@@ -902,7 +902,9 @@ impl Participant {
         let starved = starved.then(|| self.now.plus(RETRY_PAUSE));
         let lease = match &self.part {
             Part::Follows => None,
-            Part::Takes(takeover) => self.record_due(takeover).filter(|at| *at > self.now),
+            Part::Takes(takeover) => {
+                going_on::record_due(self, takeover).filter(|at| *at > self.now)
+            }
             Part::Serves(group) => self.leases.next_of_group(group),
         };
         let paused = self.paused.values().copied();

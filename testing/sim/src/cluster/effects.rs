@@ -54,7 +54,7 @@ impl ClusterWorld {
                 buf,
                 is_bad: false,
             } => {
-                self.volume_read(node, user, token, (offset, buf));
+                volume_read(self, node, user, token, (offset, buf));
                 Ok(())
             }
             Action::LogWrite {
@@ -128,27 +128,6 @@ impl ClusterWorld {
                 "unexpected",
                 format!("a volume asks for {other:?}"),
             )),
-        }
-    }
-
-    fn volume_read(&mut self, node: usize, user: User, token: Token, (offset, buf): (u64, BufMut)) {
-        let op = self.nodes[node].disk.submit_read(offset, buf.len());
-        self.begin_on_disk(
-            node,
-            Op::VolumeRead {
-                user,
-                op,
-                token,
-                buf,
-            },
-        );
-    }
-
-    /// A member was asked for what a volume has read, or could not be: it is read again.
-    pub(super) fn repaired(&mut self, node: usize, token: Token) {
-        let up = self.nodes[node].up.as_mut();
-        if let Some((user, offset, buf)) = up.and_then(|up| up.repairs.remove(&token)) {
-            self.volume_read(node, user, token, (offset, buf));
         }
     }
 
@@ -356,5 +335,32 @@ impl ClusterWorld {
                 }
             }
         }
+    }
+}
+
+fn volume_read(
+    world: &mut ClusterWorld,
+    node: usize,
+    user: User,
+    token: Token,
+    (offset, buf): (u64, BufMut),
+) {
+    let op = world.nodes[node].disk.submit_read(offset, buf.len());
+    world.begin_on_disk(
+        node,
+        Op::VolumeRead {
+            user,
+            op,
+            token,
+            buf,
+        },
+    );
+}
+
+/// A member was asked for what a volume has read, or could not be: it is read again.
+pub(super) fn repaired(world: &mut ClusterWorld, node: usize, token: Token) {
+    let up = world.nodes[node].up.as_mut();
+    if let Some((user, offset, buf)) = up.and_then(|up| up.repairs.remove(&token)) {
+        volume_read(world, node, user, token, (offset, buf));
     }
 }

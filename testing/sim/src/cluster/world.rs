@@ -18,6 +18,7 @@ use super::check_logs::{self, Logs};
 use super::check_serving::Serving;
 use super::client::{Client, Peer};
 use super::clock::Clock;
+use super::effects;
 use super::faults::draw_long_pause;
 use super::link::{ConnectionId, End, Lane, Links, Pair};
 use super::manager::Manager;
@@ -42,6 +43,8 @@ const LAST_ASKS: u32 = 20;
 const CALM_PAUSE: Nanos = Nanos::from_micros(200);
 /// Starts of a node for each of which all copies are compared; they are whenever a node begins to serve, too.
 const STARTS_PER_CHECK: u32 = 3;
+/// After who leads has broken a link.
+const BREAK_PAUSE: Nanos = Nanos::from_millis(500);
 /// Rounds of a node at one instant.
 const ROUNDS_MAX: u32 = 10_000;
 /// Memory of all nodes together, and what checkers replay copies in.
@@ -556,7 +559,7 @@ impl ClusterWorld {
             }
             Act::Ended(completion) => self.log_ended(node, completion),
             Act::Repaired(token) => {
-                self.repaired(node, token);
+                effects::repaired(self, node, token);
                 Ok(())
             }
             Act::Answer {
@@ -576,7 +579,11 @@ impl ClusterWorld {
                 Ok(())
             }
             Act::Break(member) => {
-                self.close_end((node, usize::from(member.0)), End::Leader);
+                let pair = (node, usize::from(member.0));
+                self.close_end(pair, End::Leader);
+                // Not at once: it may come to the same again.
+                self.links.begin(pair);
+                self.engine.after(BREAK_PAUSE, Happening::Connect { pair });
                 Ok(())
             }
             Act::Drop(leader) => {

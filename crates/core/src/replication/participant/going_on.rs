@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use smallvec::SmallVec;
 
 use super::reads::{self, Purpose};
+use super::repairs;
 use super::{Act, Operation, Outbox, Part, Participant, meeting};
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, Token};
@@ -19,11 +20,12 @@ use crate::replication::takeover::{Step, Takeover};
 impl Participant {
     /// Go on as far as it goes without anybody else.
     pub(super) fn pump(&mut self) {
+        self.pace.begin_turn();
         loop {
-            self.step_down();
+            step_down(self);
             // A copy that is not good lets go of what it has taken.
             self.verify();
-            self.drop_unheld();
+            drop_unheld(self);
             self.write_spans();
             self.write_superblock();
             if self.answer() {
@@ -33,25 +35,17 @@ impl Participant {
             if self.change_part() {
                 continue;
             }
-            self.send_beats();
+            send_beats(self);
             if !self.fill_outboxes() {
                 break;
             }
         }
-        self.ask_for_repairs();
+        repairs::go_on(self);
         // A change of the record may be written once it is asked for: a lease that it makes shorter is so before.
         self.tell_lease();
         self.ask_record();
         self.complete();
         self.start_reads();
-    }
-
-    /// Follow, if a higher epoch than that of the part was promised.
-    fn step_down(&mut self) {
-        let promised = self.replica.promised();
-        if self.part.epoch().is_some_and(|epoch| promised > epoch) {
-            self.fence();
-        }
     }
 
     /// The part is over.
@@ -82,14 +76,6 @@ impl Participant {
                 Part::Takes(takeover) => takeover.connected(*member),
                 Part::Serves(group) => group.connected(*member),
             }
-        }
-    }
-
-    /// What the copy has let go of is not written.
-    fn drop_unheld(&mut self) {
-        let head = self.replica.head().position;
-        while self.held.back().is_some_and(|held| held.end > head) {
-            self.held.pop_back();
         }
     }
 
@@ -218,7 +204,7 @@ impl Participant {
             Part::Serves(group) => group.others().collect(),
         };
         for member in others {
-            while self.has_room_for(member) && self.is_in_pace(member) {
+            while self.has_room_for(member) && is_in_pace(self, member) {
                 let next = match &mut self.part {
                     Part::Follows => None,
                     Part::Takes(takeover) => takeover.next_message(member, &self.replica, head),
@@ -236,20 +222,6 @@ impl Participant {
         has_own
     }
 
-    /// Send the beats that are due. There is one under way to a member at most, so it needs no room.
-    fn send_beats(&mut self) {
-        let Part::Serves(group) = &self.part else {
-            return;
-        };
-        for member in group.followers() {
-            if let Some(outbox) = self.outboxes.get_mut(&member)
-                && let Some(beat) = self.leases.next_beat(self.now, member)
-            {
-                outbox.push(beat, Vec::new());
-            }
-        }
-    }
-
     /// Tell what stands on the log until when it may answer reads, if that is news.
     pub(super) fn tell_lease(&mut self) {
         if let Part::Serves(group) = &self.part
@@ -260,26 +232,9 @@ impl Participant {
         }
     }
 
-    /// When a candidate that has everything else may ask for its record; `None`: it has not, or has asked.
-    pub(super) fn record_due(&self, takeover: &Takeover) -> Option<Nanos> {
-        let Step::Asks {
-            is_asked: false, ..
-        } = takeover.step()
-        else {
-            return None;
-        };
-        Some(self.leases.over_at(takeover, self.last_primary))
-    }
-
     fn has_room_for(&self, member: Member) -> bool {
         let outbox = self.outboxes.get(&member);
         member == self.me || outbox.is_some_and(Outbox::takes_more)
-    }
-
-    /// Whether a member may be sent more, as far as clients are concerned.
-    fn is_in_pace(&mut self, member: Member) -> bool {
-        let streams = matches!(&self.part, Part::Serves(group) if group.streams_to(member));
-        !streams || self.pace.may_send(self.now)
     }
 
     fn enqueue(&mut self, to: Member, message: Message) {
@@ -307,7 +262,7 @@ impl Participant {
 
     fn ask_record(&mut self) {
         let is_due = match &self.part {
-            Part::Takes(takeover) => (self.record_due(takeover)).is_some_and(|at| at <= self.now),
+            Part::Takes(takeover) => (record_due(self, takeover)).is_some_and(|at| at <= self.now),
             Part::Follows | Part::Serves(_) => true,
         };
         let record = match &mut self.part {
@@ -392,5 +347,52 @@ impl Participant {
             }),
             (Purpose::Verify, _) => {}
         }
+    }
+}
+
+/// Send the beats that are due. There is one under way to a member at most, so it needs no room.
+fn send_beats(this: &mut Participant) {
+    let Part::Serves(group) = &this.part else {
+        return;
+    };
+    for member in group.followers() {
+        if let Some(outbox) = this.outboxes.get_mut(&member)
+            && let Some(beat) = this.leases.next_beat(this.now, member)
+        {
+            outbox.push(beat, Vec::new());
+        }
+    }
+}
+
+/// When a candidate that has everything else may ask for its record; `None`: it has not, or has asked.
+pub(super) fn record_due(this: &Participant, takeover: &Takeover) -> Option<Nanos> {
+    let Step::Asks {
+        is_asked: false, ..
+    } = takeover.step()
+    else {
+        return None;
+    };
+    Some(this.leases.over_at(takeover, this.last_primary))
+}
+
+/// Whether a member may be sent more, as far as clients are concerned.
+fn is_in_pace(this: &mut Participant, member: Member) -> bool {
+    let streams = matches!(&this.part, Part::Serves(group) if group.streams_to(member));
+    !streams || this.pace.may_send(this.now)
+}
+
+/// Follow, if a higher epoch than that of the part was promised.
+fn step_down(this: &mut Participant) {
+    let promised = this.replica.promised();
+    if this.part.epoch().is_some_and(|epoch| promised > epoch) {
+        this.fence();
+    }
+}
+
+/// What the copy has let go of is not written.
+fn drop_unheld(this: &mut Participant) {
+    let head = this.replica.head().position;
+    while this.held.back().is_some_and(|held| held.end > head) {
+        this.held.pop_back();
     }
 }

@@ -46,6 +46,11 @@ impl Pace {
         self.bytes = self.bytes.saturating_add(bytes).min(BURST_BYTES);
     }
 
+    /// It is seen anew who waits: who did may have gone, or have no room.
+    pub(super) fn begin_turn(&mut self) {
+        self.waits = false;
+    }
+
     /// Whether a joiner may be sent more now.
     pub(super) fn may_send(&mut self, now: Nanos) -> bool {
         let is_quiet = (self.written_at).is_none_or(|at| now.since(at) > QUIET);
@@ -56,7 +61,7 @@ impl Pace {
             self.earn(earned);
         }
         let may = is_quiet || self.bytes > 0;
-        self.waits = !may;
+        self.waits |= !may;
         may
     }
 
@@ -107,6 +112,10 @@ mod tests {
         pace.written(Nanos::from_millis(1), 1);
         pace.sent(1 << 40);
         assert!(!pace.may_send(Nanos::from_millis(100)));
+        assert!(pace.next().is_some());
+        // Whoever waited may not want to any more.
+        pace.begin_turn();
+        assert_eq!(pace.next(), None);
         assert!(pace.may_send(Nanos::from_millis(202)));
         assert_eq!(pace.next(), None);
     }

@@ -86,7 +86,7 @@ impl Participant {
     /// then the log is not to use their places again.
     pub fn repair(&mut self, now: Nanos, token: Token, offset: u64, blocks: u64) {
         self.now = now;
-        match self.find_blocks(offset, blocks) {
+        match find_blocks(self, offset, blocks) {
             Some((span, first)) if self.stands => self.repairs.0.push_back(Repair {
                 token,
                 span,
@@ -99,68 +99,68 @@ impl Participant {
         }
         self.pump();
     }
+}
 
-    /// The span of the log in which these blocks lie, and which of its blocks is the first of them.
-    fn find_blocks(&self, offset: u64, blocks: u64) -> Option<(SpanId, u64)> {
-        let at = (offset / BLOCK_BYTES as u64).checked_sub(LOG_HEADER_BLOCKS)?;
-        let position = self
-            .reads
-            .position_at(at, self.replica.superblock().tail.position);
-        let span = self.replica.span_after(position)?;
-        let from = span.end.position - u64::from(span.blocks);
-        let first = position.checked_sub(from)?;
-        (position + blocks <= span.end.position).then_some((span, first))
-    }
+/// The span of the log in which these blocks lie, and which of its blocks is the first of them.
+fn find_blocks(this: &Participant, offset: u64, blocks: u64) -> Option<(SpanId, u64)> {
+    let at = (offset / BLOCK_BYTES as u64).checked_sub(LOG_HEADER_BLOCKS)?;
+    let position = this
+        .reads
+        .position_at(at, this.replica.superblock().tail.position);
+    let span = this.replica.span_after(position)?;
+    let from = span.end.position - u64::from(span.blocks);
+    let first = position.checked_sub(from)?;
+    (position + blocks <= span.end.position).then_some((span, first))
+}
 
-    /// Ask members for what is not as it should be.
-    pub(super) fn ask_for_repairs(&mut self) {
-        self.repairs.look_at_time(self.now);
-        let Part::Serves(group) = &self.part else {
-            return;
+/// Ask members for what is not as it should be.
+pub(super) fn go_on(this: &mut Participant) {
+    this.repairs.look_at_time(this.now);
+    let Part::Serves(group) = &this.part else {
+        return;
+    };
+    let unasked = |repair: &&mut Repair| repair.asked.is_none();
+    while let Some(repair) = this.repairs.0.front_mut().filter(unasked) {
+        let mut sources = group.having(repair.span.end.position);
+        let next = sources.find(|member| !repair.tried.contains(member));
+        let outbox = next.and_then(|member| this.outboxes.get_mut(&member));
+        let Some((member, outbox)) = next.zip(outbox) else {
+            let token = repair.token;
+            this.repairs.0.pop_front();
+            this.acts.push(Act::Repaired(token));
+            continue;
         };
-        let unasked = |repair: &&mut Repair| repair.asked.is_none();
-        while let Some(repair) = self.repairs.0.front_mut().filter(unasked) {
-            let mut sources = group.having(repair.span.end.position);
-            let next = sources.find(|member| !repair.tried.contains(member));
-            let outbox = next.and_then(|member| self.outboxes.get_mut(&member));
-            let Some((member, outbox)) = next.zip(outbox) else {
-                let token = repair.token;
-                self.repairs.0.pop_front();
-                self.acts.push(Act::Repaired(token));
-                continue;
-            };
-            repair.tried.insert(member);
-            if outbox.takes_more() {
-                let after = repair.span.start;
-                outbox.push(Message::ReadLog { after }, Vec::new());
-                repair.asked = Some((member, self.now.plus(ANSWER_MAX)));
-            }
+        repair.tried.insert(member);
+        if outbox.takes_more() {
+            let after = repair.span.start;
+            outbox.push(Message::ReadLog { after }, Vec::new());
+            repair.asked = Some((member, this.now.plus(ANSWER_MAX)));
         }
     }
+}
 
-    /// A member has sent a span that it was asked for, unless it lies.
-    pub(super) fn take_repair(&mut self, from: Member, span: &SpanId, data: &[Buf]) {
-        let Some(mut repair) = self.repairs.take(from, span) else {
-            return;
-        };
-        let is_good = self.is_its_data(span, data) && self.reads.is_whole(span, data);
-        // What rots at the writing end must not take the place of anything.
-        let is_live = self.replica.span_after(span.end.position - 1) == Some(*span);
-        if !is_good || !is_live || self.has_failed {
-            repair.asked = None;
-            return self.repairs.0.push_front(repair);
-        }
-        let from = span.end.position - u64::from(span.blocks) + repair.first;
-        let token = self.begin(Operation::Repair {
-            token: repair.token,
-        });
-        self.acts.push(Act::Write {
-            token,
-            offset: self.reads.offset_at(from),
-            data: blocks_of(data, repair.first, repair.blocks),
-            way: None,
-        });
+/// A member has sent a span that it was asked for, unless it lies.
+pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[Buf]) {
+    let Some(mut repair) = this.repairs.take(from, span) else {
+        return;
+    };
+    let is_good = this.is_its_data(span, data) && this.reads.is_whole(span, data);
+    // What rots at the writing end must not take the place of anything.
+    let is_live = this.replica.span_after(span.end.position - 1) == Some(*span);
+    if !is_good || !is_live || this.has_failed {
+        repair.asked = None;
+        return this.repairs.0.push_front(repair);
     }
+    let from = span.end.position - u64::from(span.blocks) + repair.first;
+    let token = this.begin(Operation::Repair {
+        token: repair.token,
+    });
+    this.acts.push(Act::Write {
+        token,
+        offset: this.reads.offset_at(from),
+        data: blocks_of(data, repair.first, repair.blocks),
+        way: None,
+    });
 }
 
 /// Some of the blocks that lie in these buffers one after another.

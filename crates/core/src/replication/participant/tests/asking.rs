@@ -60,7 +60,7 @@ fn candidate_that_asks_before_the_record_is_seen_gets_its_promise_with_the_recor
     copy.receive(now, Member(1), taking.epoch, &promise, Vec::new());
     assert_eq!(copy.status().promised, taking.epoch - 1);
     copy.see(now, &taking);
-    net.act(Member(2));
+    while net.act(Member(2)) {}
     let copy = net.participant(Member(2));
     assert_eq!(copy.status().promised, taking.epoch);
     assert!(copy.next_wakeup().is_none());
