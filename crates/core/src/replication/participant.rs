@@ -415,7 +415,7 @@ impl Participant {
             committed,
             promised: superblock.promised,
             joined: superblock.joined,
-            is_whole: superblock.is_whole,
+            is_whole: self.replica.is_whole(),
             links: self.links.iter().copied().collect(),
             others: match &self.part {
                 Part::Serves(group) => group.copies().collect(),

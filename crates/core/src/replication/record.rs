@@ -343,13 +343,15 @@ impl GroupRecord {
     }
 
     /// The next record on the way to what the group is asked to be, while it is served; none: it is that already, but for
-    /// joiners that become members. What commits need changes first: a member that is to go is not needed for more than
+    /// joiners that become members, and for who goes once they have. What commits need changes first: a member that is to go is not needed for more than
     /// that while the others go.
     pub fn toward(&self, shape: &Shape) -> Option<Self> {
         let primary = self.primary()?;
         let members = &self.config.members;
         let goes = |member: &Member| *member != primary && !shape.nodes.contains(member);
-        let gone = members.iter().find(goes);
+        // Not before whoever takes its place has its copy.
+        let is_spare = members.count() > shape.nodes.len();
+        let gone = members.iter().find(goes).filter(|_| is_spare);
         let joiners = shape.nodes.iter().copied();
         let next = Self {
             revision: self.revision + 1,
@@ -597,8 +599,16 @@ mod tests {
         assert_eq!(three.joiners, joiners([2, 5]));
         assert!(three.config.is_short());
         let other = follow(first, &shape([0, 1, 5], AckLevel::All, 1));
-        assert_eq!(other.config.members, members([0, 1]));
+        assert_eq!(other.config.members, members(0..3), "until it has its copy");
         assert_eq!(other.joiners, joiners([5]));
+        let joined = other.join(Seat {
+            member: Member(5),
+            joined: other.revision,
+        });
+        assert_eq!(other.check_next(&joined), Ok(()));
+        let last = follow(joined, &shape([0, 1, 5], AckLevel::All, 1));
+        let nodes: alloc::vec::Vec<Member> = last.config.members.iter().collect();
+        assert_eq!(nodes, [0, 1, 5].map(Member));
     }
 
     #[test]

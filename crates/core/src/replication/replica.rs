@@ -257,6 +257,11 @@ impl Replica {
         }
     }
 
+    /// Whether it may be a source.
+    pub fn is_whole(&self) -> bool {
+        self.superblock.is_whole && matches!(self.content, Content::Sound | Content::GivenUp)
+    }
+
     /// The superblock that is durable.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
@@ -301,9 +306,7 @@ impl Replica {
             incarnation: self.superblock.incarnation,
             is_unflushed: self.superblock.is_unflushed,
             joined: self.superblock.joined,
-            is_whole: self.superblock.is_whole
-                && matches!(self.content, Content::Sound | Content::GivenUp)
-                && self.has(floor),
+            is_whole: self.is_whole() && self.has(floor),
             // The machine knows no time.
             lease_left_ms: 0,
         }

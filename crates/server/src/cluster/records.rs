@@ -54,6 +54,11 @@ const SPEC: Kind = Kind {
     magic: "hdcs-group-volume",
     version: 2,
 };
+const CLUSTER: Kind = Kind {
+    magic: "hdcs-cluster",
+    version: 1,
+};
+const CLUSTER_FILE: &str = "cluster.json";
 const REMOVED: Kind = Kind {
     magic: "hdcs-group-removed",
     version: 1,
@@ -156,6 +161,24 @@ pub struct Listing {
     pub removed: BTreeMap<Uuid, Removed>,
 }
 
+/// Whose the directory is.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClusterFile {
+    id: Uuid,
+}
+
+/// How removing a group ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// It is removed, or was.
+    Done,
+    /// There is no such group.
+    NoGroup,
+    /// It is this node's by now, and stays.
+    Another(Member),
+}
+
 /// A group that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -251,6 +274,30 @@ impl RecordStore {
             }
         }
         Ok(this)
+    }
+
+    /// Have the directory be that of this cluster, if it is no cluster's yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Content`] if it is another one's: its nodes would take one another's groups.
+    pub fn claim(&self, cluster: Uuid) -> Result<(), StoreError> {
+        let path = self.root.join(CLUSTER_FILE);
+        let text = sealed::encode(CLUSTER, &ClusterFile { id: cluster }).map_err(file_at(&path))?;
+        if self.link_new(&path, &text)? {
+            return sync_directory(&self.root).map_err(io_at(&self.root));
+        }
+        let found: ClusterFile = sealed::read(&path, CLUSTER).map_err(file_at(&path))?;
+        if found.id == cluster {
+            return Ok(());
+        }
+        Err(StoreError::Content {
+            path,
+            why: format!(
+                "the records are those of cluster {}, and this node's is {cluster}: give it the `id` or the `records` of its \
+                 own cluster",
+                found.id
+            ),
+        })
     }
 
     /// Every volume that has a group.
@@ -377,9 +424,14 @@ impl RecordStore {
     pub fn removed(&self, volume: Uuid) -> Result<Option<Removed>, StoreError> {
         let path = self.directory(volume).join(REMOVED_FILE);
         match sealed::read(&path, REMOVED) {
-            Err(error) if error.is_absent() => Ok(None),
-            found => found.map(Some).map_err(file_at(&path)),
+            Err(error) if error.is_absent() => {}
+            found => return found.map(Some).map_err(file_at(&path)),
         }
+        // Who removed it may have ended before that was written.
+        let Some(newest) = self.newest(volume, RECORDS)? else {
+            return Ok(None);
+        };
+        Ok(sealed::read(&self.record_path(volume, newest), REMOVED).ok())
     }
 
     /// Make the group of a new volume: `first` is of revision 1. All of it is there afterwards, or nothing.
@@ -405,25 +457,38 @@ impl RecordStore {
         sync_directory(&self.root).map_err(io_at(&self.root))
     }
 
-    /// Remove the group of a volume that is deleted, or detached by a node that keeps its log. All nodes of its last record
-    /// are to let go of their copies, and to say so: [`Self::gone`]. Whoever proposes something meanwhile finds nothing.
-    /// Returns whether there is such a group, or was.
-    pub fn remove(&self, volume: Uuid, keeper: Option<Member>) -> Result<bool, StoreError> {
-        let Some(record) = self.read(volume)? else {
-            return Ok(false);
-        };
-        let members = record.config.members.iter();
-        let nodes = members.chain(record.joiners.iter().copied());
-        let removed = Removed {
-            nodes: nodes.map(|node| node.0).collect(),
-            keeper: keeper.map(|keeper| keeper.0),
-        };
+    /// Remove the group of a volume that is deleted, or detached by a node that keeps its log. Only the node that the record
+    /// names may, and what it writes takes the place of the next record: either the group is removed, or another node
+    /// takes it. All nodes of the last record are to let go of their copies, and to say so: [`Self::gone`]. Whoever
+    /// proposes something afterwards finds nothing.
+    pub fn remove(&self, volume: Uuid, keeper: Option<Member>) -> Result<Removal, StoreError> {
         let directory = self.directory(volume);
         let path = directory.join(REMOVED_FILE);
-        let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
-        self.link_new(&path, &text)?;
-        sync_directory(&directory).map_err(io_at(&directory))?;
-        Ok(true)
+        loop {
+            if let Some(removed) = self.removed(volume)? {
+                let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
+                self.link_new(&path, &text)?;
+                sync_directory(&directory).map_err(io_at(&directory))?;
+                return Ok(Removal::Done);
+            }
+            let Some(record) = self.read(volume)? else {
+                return Ok(Removal::NoGroup);
+            };
+            let (Phase::Taking { candidate: named } | Phase::Serving { primary: named }) =
+                record.phase;
+            if named != self.node {
+                return Ok(Removal::Another(named));
+            }
+            let members = record.config.members.iter();
+            let nodes = members.chain(record.joiners.iter().copied());
+            let removed = Removed {
+                nodes: nodes.map(|node| node.0).collect(),
+                keeper: keeper.map(|keeper| keeper.0),
+            };
+            let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
+            // Whoever was first with that revision is seen in the next round.
+            self.link_new(&self.record_path(volume, record.revision + 1), &text)?;
+        }
     }
 
     /// This node has let go of its copy of a group that was removed. The last one removes what is left of the group.

@@ -310,6 +310,7 @@ fn prepare(
     if let Some(cluster) = &config.cluster {
         // What is wrong with the directory is better known now than when a group has to be taken.
         RecordStore::open(&cluster.records, cluster.own.member)
+            .and_then(|store| store.claim(cluster.id))
             .map_err(|error| ServeError::Config(ConfigError::Relation(error.to_string())))?;
     }
     let layout = lock(dir).layout().clone();

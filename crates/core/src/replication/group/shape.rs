@@ -29,9 +29,13 @@ impl Group {
         let (None, Some(shape)) = (&self.pending, &self.shape) else {
             return;
         };
-        match self.record.toward(shape) {
-            Some(to) => self.pend(Kind::Configure, to),
-            None => self.shape = None,
+        if let Some(to) = self.record.toward(shape) {
+            return self.pend(Kind::Configure, to);
+        }
+        // Who is to go may wait for who takes its place.
+        let mut members = self.record.config.members.iter();
+        if members.all(|member| shape.nodes.contains(&member)) {
+            self.shape = None;
         }
     }
 }

@@ -122,7 +122,8 @@ pub(super) fn go_on(this: &mut Participant) {
     let unasked = |repair: &&mut Repair| repair.asked.is_none();
     while let Some(repair) = this.repairs.0.front_mut().filter(unasked) {
         let mut sources = group.having(repair.span.end.position);
-        let next = sources.find(|member| !repair.tried.contains(member));
+        let next = sources
+            .find(|member| !repair.tried.contains(member) && this.outboxes.contains_key(member));
         let outbox = next.and_then(|member| this.outboxes.get_mut(&member));
         let Some((member, outbox)) = next.zip(outbox) else {
             let token = repair.token;
@@ -130,12 +131,13 @@ pub(super) fn go_on(this: &mut Participant) {
             this.acts.push(Act::Repaired(token));
             continue;
         };
-        repair.tried.insert(member);
         if outbox.takes_more() {
+            repair.tried.insert(member);
             let after = repair.span.start;
             outbox.push(Message::ReadLog { after }, Vec::new());
-            repair.asked = Some((member, this.now.plus(ANSWER_MAX)));
         }
+        // A full one is looked at again once it has room, or then.
+        repair.asked = Some((member, this.now.plus(ANSWER_MAX)));
     }
 }
 

@@ -334,8 +334,8 @@ fn group_is_made_once_and_removed_as_a_whole() {
     let again = store.create(&spec, &first());
     assert!(matches!(again, Err(StoreError::Exists { .. })), "{again:?}");
     assert_eq!(store.removed(spec.uuid).unwrap(), None);
-    assert!(store.remove(spec.uuid, None).unwrap());
-    assert!(store.remove(spec.uuid, Some(B)).unwrap());
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::Done);
+    assert_eq!(store.remove(spec.uuid, Some(B)).unwrap(), Removal::Done);
     let all = store.all().unwrap();
     assert!(all.groups.is_empty());
     assert!(
@@ -355,7 +355,7 @@ fn group_is_made_once_and_removed_as_a_whole() {
     assert_eq!(store.spec(spec.uuid).unwrap(), None);
     assert!(store.list().unwrap().is_empty());
     store.gone(spec.uuid).unwrap();
-    assert!(!store.remove(spec.uuid, None).unwrap());
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::NoGroup);
     assert_eq!(left_in_tmp(root.path()), 0);
 }
 
@@ -449,4 +449,38 @@ fn names_that_are_no_groups_are_left_alone() {
     ] {
         assert_eq!(revision_of(name, RECORDS), revision, "{name}");
     }
+}
+
+#[test]
+fn group_that_another_node_has_taken_is_not_removed() {
+    let (root, store, spec) = made();
+    let taking = first().taking(B);
+    let taken = store.propose(spec.uuid, &taking);
+    assert!(matches!(taken, Proposed::Written), "{taken:?}");
+    let kept = Some(A);
+    assert_eq!(store.remove(spec.uuid, kept).unwrap(), Removal::Another(B));
+    assert_eq!(store.removed(spec.uuid).unwrap(), None);
+    assert_eq!(store.read(spec.uuid).unwrap(), Some(taking.clone()));
+    // A removal that did not get as far as its own file excludes every taking.
+    let elsewhere = RecordStore::new(root.path(), B);
+    assert_eq!(elsewhere.remove(spec.uuid, None).unwrap(), Removal::Done);
+    std::fs::remove_file(store.directory(spec.uuid).join(REMOVED_FILE)).unwrap();
+    assert!(store.removed(spec.uuid).unwrap().is_some());
+    let late = store.propose(spec.uuid, &taking.taking(A));
+    assert!(matches!(late, Proposed::Unknown(_)), "{late:?}");
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::Done);
+}
+
+#[test]
+fn directory_of_another_cluster_is_refused() {
+    let (_root, store, _) = made();
+    let (own, other) = (Uuid::from_u128(7), Uuid::from_u128(8));
+    store.claim(own).unwrap();
+    store.claim(own).unwrap();
+    let error = store.claim(other).unwrap_err().to_string();
+    assert!(
+        error.contains(&own.to_string()) && error.contains("cluster.json"),
+        "{error}"
+    );
+    assert_eq!(store.groups().unwrap().len(), 1, "it is no group");
 }

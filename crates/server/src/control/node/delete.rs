@@ -360,6 +360,10 @@ impl Node {
         if let Found::Entry(entry) = &slot.found
             && let Err(error) = self.groups.remove(entry, false).await
         {
+            if error.kind == ErrorKind::Conflict {
+                self.volumes.put((**entry).clone(), Some(NotOpen::Copy));
+                return Err(error);
+            }
             // With its group there, this node would make its copy anew.
             return Err(did_not_end(name, &error.message, leaving, &self.volumes));
         }

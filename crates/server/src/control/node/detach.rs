@@ -47,6 +47,10 @@ impl Node {
         let layout = self.setup.layout().clone();
         let number = self.catalogue.next_number(name).await?;
         if let Err(error) = self.groups.remove(&entry, true).await {
+            if error.kind == ErrorKind::Conflict {
+                self.volumes.put(entry, Some(NotOpen::Copy));
+                return Err(error);
+            }
             let why = format!(
                 "detaching it did not end: {}: detach it again",
                 error.message

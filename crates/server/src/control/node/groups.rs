@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::setup::Setup;
 use super::{ANSWER_TIME_MAX, at_volume, failed, invalid, looks};
 use crate::catalogue::{Entry, VolumeName};
-use crate::cluster::records::{RecordStore, StoreError};
+use crate::cluster::records::{RecordStore, Removal, StoreError};
 use crate::cluster::spec::VolumeSpecFile;
 use crate::cluster::{ack_level, ack_word, short_word, when_short};
 use crate::config::VolumeSettings;
@@ -305,7 +305,17 @@ impl Groups {
         let uuid = entry.uuid;
         let removed = self.ask_store(move |store| store.remove(uuid, keeper));
         let name = entry.name.as_str();
-        let is_found = removed.await.map_err(|error| at_volume(name, error))?;
+        let is_found = match removed.await.map_err(|error| at_volume(name, error))? {
+            Removal::Done => true,
+            Removal::NoGroup => false,
+            Removal::Another(node) => {
+                let node = self.cluster()?.called(node);
+                let message = format!(
+                    "volume {name}: node {node} has its group by now, and so it stays: ask there (`hdcs group show {name}`)"
+                );
+                return Err(ApiError::new(ErrorKind::Conflict, message));
+            }
+        };
         if is_found || !self.is_served(uuid) {
             return Ok(());
         }

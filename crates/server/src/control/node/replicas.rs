@@ -373,6 +373,19 @@ impl Replication for Replicas {
                 let why = "a takeover that may lose data is not there yet: start more of its members again";
                 return Err(ApiError::new(ErrorKind::Invalid, why));
             }
+            // Before the group is taken from who serves.
+            replicas.look(spec.uuid).await;
+            let is_of_no_use = replicas.with(spec.uuid, |known| {
+                (known.status.as_ref()).is_none_or(|status| !status.is_whole)
+            });
+            if is_of_no_use {
+                let why = format!(
+                    "volume {}: this node's copy of its write log is not open, damaged, or being brought up, and cannot take \
+                     over: ask another member (`hdcs group show {}`)",
+                    spec.name, spec.name
+                );
+                return Err(ApiError::new(ErrorKind::Conflict, why));
+            }
             replicas.take(spec.uuid, &record).await;
             replicas.await_served(spec.name.as_str(), spec.uuid).await
         })
@@ -713,8 +726,11 @@ pub(super) async fn refuse_copy(node: &Node, name: &str, what: &str) -> Result<(
     };
     let (store, volume) = (replicas.0.store.clone(), entry.uuid);
     let me = replicas.0.me;
+    // Whom the record names may, also when it cannot serve. What it believes itself may be out of date.
     let names = move |record: &GroupRecord| {
-        record.config.members.contains(me) || record.joiners.contains(&me)
+        let is_of_it = record.config.members.contains(me) || record.joiners.contains(&me);
+        let (Phase::Taking { candidate: named } | Phase::Serving { primary: named }) = record.phase;
+        is_of_it && named != me
     };
     let is_there = beside(move || match store.removed(volume)? {
         Some(_) => Ok(false),
@@ -723,7 +739,7 @@ pub(super) async fn refuse_copy(node: &Node, name: &str, what: &str) -> Result<(
             .map(|record| record.as_ref().is_some_and(names)),
     });
     let is_there: Result<bool, StoreError> = is_there.await?;
-    if is_there.map_err(|error| failed(error.to_string()))? && !replicas.may_serve(volume) {
+    if is_there.map_err(|error| failed(error.to_string()))? {
         return refuse(format!(
             "this node has a copy of its write log, and the volume is another node's: {what} it there (`hdcs group show`)"
         ));

@@ -157,24 +157,29 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, St
     let file = Arc::new(file.map_err(|error| format!("{}: {error}", path.display()))?);
     let prepared = space::prepared_bytes(&file, entry.log.bytes);
     if prepared < entry.log.bytes {
-        // A copy may be filled at any time, and so is this one to be.
+        // A copy may be filled at any time, and so is this one to be. Nobody else has the file, and it is wanted all the same.
+        let wanted = Arc::clone(&file);
         let taken = space::prepare(&file, prepared, entry.log.bytes);
+        drop(wanted);
         taken.map_err(|error| format!("its space cannot be taken: {error}"))?;
     }
     let newest = newest(&file, entry).map_err(|error| error.to_string())?;
     let mut next = newest;
-    if next.membership().is_none() {
+    // One that was detached still says what it was in another group. What was cut there stays so.
+    let last = next.membership();
+    let founding = Membership {
+        promised: FIRST,
+        cut_position: last.map_or(0, |last| last.cut_position),
+        void_before: last.map_or(0, |last| last.void_before),
+        joined: FIRST,
+        is_whole: true,
+    };
+    if last != Some(founding) {
         next.sequence = U64::new(newest.sequence.get() + 1);
         if newest.named_ahead() > 0 {
             next.ahead_sequence = next.sequence;
         }
-        next.set_membership(Membership {
-            promised: FIRST,
-            cut_position: 0,
-            void_before: 0,
-            joined: FIRST,
-            is_whole: true,
-        });
+        next.set_membership(founding);
         next.seal();
         let offset = LogSuperblock::offset_of(next.sequence.get());
         file.write_all_at(next.as_bytes(), offset)
