@@ -64,6 +64,12 @@ def create(daemons, tmp_path, *more, name="v", ack="all", dirty=DIRTY, backend=N
     is_whole(daemons[0], len(daemons), name)
 
 
+def groups_left(tmp_path):
+    """Directories of groups among the records."""
+    found = (tmp_path / "records").iterdir()
+    return [one for one in found if one.is_dir() and one.name != "tmp"]
+
+
 def record(daemon, name="v"):
     return daemon.json("group", "show", name)["record"]
 

@@ -115,6 +115,62 @@ def test_member_that_is_away_is_no_hindrance_to_a_change(tmp_path):
         b.until(lambda: b.json("volume", "list") == [])
 
 
+def test_copy_goes_only_once_the_one_that_takes_its_place_is_there(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
+        create((a, b, c), tmp_path)
+        change(a, "--nodes", "a,b")
+        is_whole(a, 2)
+        history = History(18)
+        history.write(a, 100)
+        c.stop()
+        found = change(a, "--nodes", "a,c")
+        assert (found["members"], found["joiners"]) == (["a", "b"], ["c"])
+        history.write(a, 50)
+        c.start()
+        a.until(lambda: record(a)["members"] == ["a", "c"])
+        b.until(lambda: b.json("volume", "list") == [])
+        a.kill()
+        c.ok("volume", "takeover", "v")
+        history.check(c)
+
+
+def test_volume_whose_log_has_not_all_its_space_yet_gets_copies(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        a.create("v", "--backend", f"file:{tmp_path}/v.img", "--log-size", "1G", *DIRTY, size=SIZE)
+        history = History(19)
+        history.write(a, 50)
+        change(a, "--replicas", "2", "--nodes", "a,b")
+        is_whole(a, 2)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
+def test_volume_that_was_detached_and_is_moved_back_gets_a_group_of_its_own(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(20)
+        history.write(a, 50)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        a.start()
+        is_whole(b, 2)
+        a.ok("volume", "takeover", "v")
+        is_whole(a, 2)
+        a.ok("volume", "detach", "v")
+        b.until(lambda: b.json("volume", "list") == [])
+        a.stop()
+        left = next((a.data / "detached").iterdir())
+        left.rename(a.data / "volumes/v")
+        a.start()
+        history.write(a, 50)
+        change(a, "--replicas", "2", "--nodes", "a,b")
+        is_whole(a, 2)
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
 def test_change_that_cannot_be_is_refused(tmp_path):
     with nodes(tmp_path) as (a, b):
         create((a, b), tmp_path)

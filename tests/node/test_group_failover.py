@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 
+import pytest
 from daemon import freeze, refused
 from group_cases import History, create, is_whole, nodes, record
 
@@ -152,3 +153,27 @@ def test_writes_wait_while_too_few_members_are_there(tmp_path):
         writer.join(30)
         assert not writer.is_alive()
         history.check(a)
+
+
+@pytest.mark.parametrize("what", ["detach", "delete"])
+def test_node_that_was_taken_over_removes_nothing_that_is_another_nodes(tmp_path, what):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(11)
+        history.write(a, 100)
+        # It is asked while it still believes that the volume is its own.
+        freeze(a.process.pid)
+        ended = []
+        asking = threading.Thread(
+            target=lambda: ended.append(a.cli("volume", what, "v", "--discard-dirty")))
+        asking.start()
+        taking = threading.Thread(target=b.ok, args=("volume", "takeover", "v"))
+        taking.start()
+        b.until(lambda: record(b)["primary"] == "b")
+        a.signal(signal.SIGCONT)
+        asking.join()
+        taking.join()
+        refused(ended[0], 1, "volume v: ")
+        history.write(b, 50)
+        is_whole(b, 2)
+        history.check(b)
