@@ -209,7 +209,7 @@ impl<'a> Pair<'a> {
                 return Ok(began.unwrap_or(since).elapsed());
             }
             let state = shown["here"]["others"][0]["state"].as_str();
-            if state.is_some_and(|state| state != "not reached") {
+            if state.is_some_and(|state| state != "away") {
                 began.get_or_insert_with(Instant::now);
             }
             if since.elapsed() > RESYNC_MAX {
@@ -223,8 +223,19 @@ impl<'a> Pair<'a> {
 
     fn discard(&self, volume: &str, with_copies: bool) -> Result<()> {
         self.nodes[0].discard(volume)?;
-        if with_copies {
-            self.nodes[1].discard(volume)?;
+        // The other node lets go of its copy by itself.
+        let since = Instant::now();
+        while with_copies
+            && self.nodes[1]
+                .command(&["volume", "list", "--json"])?
+                .contains(volume)
+        {
+            if since.elapsed() > RESYNC_MAX {
+                return Err(Failure::new(format!(
+                    "{volume}: its copy is still there after {RESYNC_MAX:?}"
+                )));
+            }
+            thread::sleep(Duration::from_millis(20));
         }
         let image = self.lab.path(&format!("{}-{volume}.img", self.name));
         fs::remove_file(&image).context(image.display())
