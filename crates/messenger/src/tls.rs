@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -384,22 +384,18 @@ impl Tls {
         let mut is_drained = is_ready;
         if is_ready {
             let plain = link.output();
-            while room > 0
-                && let Some(chunk) = plain.front()
-            {
-                let rest = &chunk.bytes()[self.encrypted_bytes..];
-                let piece = &rest[..rest.len().min(RECORD_BYTES).min(room)];
+            while room > 0 && !plain.is_empty() {
                 // The buffer of the connection is empty and larger than a record, so it takes some.
-                let Ok(taken @ 1..) = self.connection.writer().write(piece) else {
+                let written = {
+                    let slices = record(plain, self.encrypted_bytes, room.min(RECORD_BYTES));
+                    self.connection.writer().write_vectored(&slices)
+                };
+                let Ok(taken @ 1..) = written else {
                     self.is_broken = true;
                     break;
                 };
                 room -= taken;
-                self.encrypted_bytes += taken;
-                if self.encrypted_bytes == chunk.bytes().len() {
-                    plain.pop_front();
-                    self.encrypted_bytes = 0;
-                }
+                self.encrypted_bytes = consume(plain, self.encrypted_bytes + taken);
                 drain(&mut self.connection, &mut cipher);
             }
             is_drained = plain.is_empty();
@@ -461,6 +457,39 @@ impl Transport for Tls {
     fn held_bytes(&self) -> usize {
         self.inbox.capacity() + waiting_bytes(&self.output) + STATE_BYTES
     }
+}
+
+/// What the next record is made of, of so many bytes at most: fronts of frames and blocks of data are small, and each record
+/// costs more than its bytes do. The first `skip` bytes are in records before.
+fn record(
+    plain: &VecDeque<Chunk>,
+    mut skip: usize,
+    bytes_max: usize,
+) -> SmallVec<[IoSlice<'_>; 8]> {
+    let mut slices = SmallVec::new();
+    let mut room = bytes_max;
+    for chunk in plain {
+        let rest = &chunk.bytes()[skip..];
+        skip = 0;
+        let taken = rest.len().min(room);
+        slices.push(IoSlice::new(&rest[..taken]));
+        room -= taken;
+        if room == 0 {
+            break;
+        }
+    }
+    slices
+}
+
+/// So many bytes are in records. Returns how many of the first chunk that is left.
+fn consume(plain: &mut VecDeque<Chunk>, mut bytes: usize) -> usize {
+    while let Some(chunk) = plain.front()
+        && bytes >= chunk.bytes().len()
+    {
+        bytes -= chunk.bytes().len();
+        plain.pop_front();
+    }
+    bytes
 }
 
 /// Move what the connection wants to send to `cipher`.
