@@ -339,6 +339,7 @@ impl Participant {
         let says = superblocks::of_copy(&superblock);
         let tags = keys.clone().map(|keys| -> Arc<dyn Authenticator> { keys });
         let replica = Replica::new(says, ring_blocks, spans);
+        let replayed = replica.head().position;
         Self {
             me,
             now,
@@ -356,7 +357,7 @@ impl Participant {
             outboxes: BTreeMap::new(),
             lives: 0,
             gate: Gate::default(),
-            reads: SpanReads::new(pool, ring_blocks, keys),
+            reads: SpanReads::new(pool, ring_blocks, keys, replayed),
             repairs: Repairs::default(),
             pace: Pace::new(RESYNC_BYTES_S),
             operations: Slab::new(),
@@ -371,6 +372,7 @@ impl Participant {
     /// The replay of the copy has met blocks that are not as they should be: it is no source before it was brought up anew.
     pub fn doubt(&mut self) {
         self.replica.doubt();
+        self.reads.doubt();
     }
 
     /// Have the group become this. Returns whether it may: only who serves has it change, and stays in it.
@@ -453,8 +455,10 @@ impl Participant {
             return Vec::new();
         };
         let all = (record.config.members.iter()).chain(record.joiners.iter().copied());
-        let others: BTreeSet<Member> = all.filter(|member| *member != self.me).collect();
-        others.into_iter().collect()
+        let mut others: Vec<Member> = all.filter(|member| *member != self.me).collect();
+        others.sort_unstable();
+        others.dedup();
+        others
     }
 
     // Links.
@@ -571,6 +575,7 @@ impl Participant {
         append(&mut self.replica);
         let is_taken = self.replica.head() == span.end && before == span.start;
         if is_taken {
+            self.reads.taken(span.start.position);
             self.held.push_back(Held {
                 end: span.end.position,
                 data,

@@ -73,6 +73,8 @@ pub(super) struct SpanReads {
     wanted: VecDeque<(Purpose, SpanId)>,
     reading: Slab<Reading>,
     verify: Option<Verify>,
+    /// Up to here everything was as it should be when it was read last, by the replay or to be compared; or is being read.
+    compared: u64,
     is_starved: bool,
 }
 
@@ -80,7 +82,13 @@ pub(super) struct SpanReads {
 pub(super) type Read = (Purpose, SpanId, Option<Vec<Buf>>);
 
 impl SpanReads {
-    pub(super) fn new(pool: Arc<Pool>, ring_blocks: u64, keys: Option<Arc<dyn LogKeys>>) -> Self {
+    /// `replayed` is the position up to which a replay has just found everything as it should be.
+    pub(super) fn new(
+        pool: Arc<Pool>,
+        ring_blocks: u64,
+        keys: Option<Arc<dyn LogKeys>>,
+        replayed: u64,
+    ) -> Self {
         Self {
             keys,
             pool,
@@ -88,6 +96,7 @@ impl SpanReads {
             wanted: VecDeque::new(),
             reading: Slab::new(),
             verify: None,
+            compared: replayed,
             is_starved: false,
         }
     }
@@ -138,14 +147,25 @@ impl SpanReads {
             .retain(|(purpose, _)| !matches!(purpose, Purpose::Answer { to, .. } if *to == member));
     }
 
-    /// Read back what lies between two positions.
+    /// A span that begins here is going to be written: it is not known how that will turn out.
+    pub(super) fn taken(&mut self, start: u64) {
+        self.compared = self.compared.min(start);
+    }
+
+    /// The replay has met blocks that are not as they should be.
+    pub(super) fn doubt(&mut self) {
+        self.compared = 0;
+    }
+
+    /// Read back what lies between two positions and was not compared since it was written.
     pub(super) fn verify(&mut self, from: u64, up_to: u64) {
         self.verify = Some(Verify {
-            next: from,
+            next: from.max(self.compared),
             up_to,
             is_reading: false,
             is_bad: false,
         });
+        self.compared = self.compared.max(up_to);
     }
 
     /// Whether something waits for memory.
@@ -162,6 +182,9 @@ impl SpanReads {
         let is_over = verify.is_bad || next_of(&verify, log).is_none();
         is_over.then(|| {
             self.verify = None;
+            if verify.is_bad {
+                self.compared = 0;
+            }
             !verify.is_bad
         })
     }

@@ -4,6 +4,7 @@ mod asking;
 mod changes;
 mod encrypted;
 mod leases;
+mod reading_back;
 mod repairs;
 
 use alloc::boxed::Box;
@@ -75,6 +76,8 @@ struct Net {
     pool: Arc<Pool>,
     is_encrypted: bool,
     sent: usize,
+    /// Reads that have ended: whose, and where.
+    reads: Vec<(Member, u64)>,
     /// Repairs that have ended.
     repaired: Vec<Token>,
     /// A node whose writes do not end by themselves, and those that it has begun.
@@ -241,6 +244,7 @@ impl Net {
             pool,
             is_encrypted,
             sent: 0,
+            reads: Vec::new(),
             repaired: Vec::new(),
             slow: None,
             held_reads: None,
@@ -532,6 +536,7 @@ impl Net {
 
     fn end_read(&mut self, member: Member, token: Token, offset: u64, mut buf: BufMut) {
         let (at, bytes, now) = (offset as usize, buf.len(), self.now);
+        self.reads.push((member, offset));
         buf.copy_from_slice(&self.node(member).disk[at..at + bytes]);
         self.participant(member)
             .finished(now, token, Ok(Done::Read(buf)));

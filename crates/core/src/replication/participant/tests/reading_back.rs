@@ -1,0 +1,75 @@
+//! What of a joiner's copy is read back.
+
+use super::*;
+
+const PRIMARY: Member = Member(0);
+const AWAY: Member = Member(2);
+
+fn write(net: &mut Net, count: u8, blocks: u64) {
+    for byte in 1..=count {
+        net.write(PRIMARY, blocks, byte);
+        net.settle();
+    }
+}
+
+/// A group, one of whose members has missed more than a joiner may lack when it begins to read back; offset on the region
+/// of the first span that it missed.
+fn one_lacks_some() -> (Net, u64) {
+    let mut net = Net::healthy(AckLevel::Majority);
+    write(&mut net, 9, 8);
+    let offset = end_of_copy(&mut net);
+    net.kill(AWAY);
+    net.pass(5_000);
+    assert_eq!(net.record.config.members.count(), 2);
+    write(&mut net, 6, 250);
+    net.start(AWAY);
+    (net, offset)
+}
+
+/// Offset on the region of where the copy ends that may be away.
+fn end_of_copy(net: &mut Net) -> u64 {
+    let head = net.participant(AWAY).status().head;
+    net.participant(AWAY).reads.offset_at(head)
+}
+
+/// From which offset on the joiner read its copy until it was a member.
+fn read_back_from(net: &mut Net) -> Option<u64> {
+    net.reads.clear();
+    net.pass(10_000);
+    assert_eq!(net.record.config.members.count(), 3);
+    let reads = net.reads.iter().filter(|(member, _)| *member == AWAY);
+    reads.map(|(_, offset)| *offset).min()
+}
+
+#[test]
+fn only_what_came_since_the_replay_is_read_back() {
+    let (mut net, offset) = one_lacks_some();
+    assert_eq!(read_back_from(&mut net), Some(offset));
+}
+
+#[test]
+fn copy_that_is_doubted_is_read_back_from_its_tail_on() {
+    let (mut net, _) = one_lacks_some();
+    net.participant(AWAY).doubt();
+    let tail = net.participant(AWAY).reads.offset_at(0);
+    assert_eq!(read_back_from(&mut net), Some(tail));
+}
+
+#[test]
+fn what_was_read_back_before_a_link_broke_is_not_again() {
+    let (mut net, first) = one_lacks_some();
+    read_back_from(&mut net);
+    net.cut.insert((PRIMARY, AWAY));
+    net.disconnect((PRIMARY, AWAY));
+    net.pass(5_000);
+    assert_eq!(net.record.config.members.count(), 2);
+    let offset = end_of_copy(&mut net);
+    write(&mut net, 6, 250);
+    net.cut.clear();
+    let from = read_back_from(&mut net);
+    // Little may have come after it was read back the first time.
+    assert!(
+        from.is_some_and(|from| from > first && from <= offset),
+        "{from:?}: {first} to {offset}"
+    );
+}
