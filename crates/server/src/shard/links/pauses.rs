@@ -9,7 +9,7 @@ use hdcs_core::base::io::Nanos;
 /// The first pause.
 pub const PAUSE_MIN: Nanos = Nanos::from_millis(100);
 /// The longest one; and how long a connection has to hold to make the next one short.
-pub const PAUSE_MAX: Nanos = Nanos::from_millis(5_000);
+pub const PAUSE_MAX: Nanos = Nanos::from_millis(1_000);
 
 /// See the module.
 #[derive(Debug)]
