@@ -111,6 +111,8 @@ struct Copy {
     repairs: BTreeMap<Token, (u64, BufMut)>,
     /// The slot of the volume that stands on it.
     slot: Option<u32>,
+    /// Whom it wanted to reach when it was looked at last.
+    peers: Vec<Member>,
     /// When members are met again whose links were broken for its sake.
     again: BTreeMap<Member, Nanos>,
     /// How often a member has said that it has no such log.
@@ -132,6 +134,8 @@ pub struct Groups {
     links: Links,
     /// Members that this node has a pair to.
     connected: BTreeSet<Member>,
+    /// Whether others may be wanted than before.
+    peers_differ: bool,
     listener: OwnedFd,
     /// Until when this node takes leave of others, once it stops.
     leaves_until: Option<Nanos>,
@@ -163,6 +167,7 @@ impl Groups {
             opened: 0,
             links: Links::new(config.links),
             connected: BTreeSet::new(),
+            peers_differ: false,
             listener: config.listener,
             leaves_until: None,
             accept_at: None,
@@ -306,6 +311,7 @@ impl Groups {
             device: opened.device,
             repairs: BTreeMap::new(),
             slot: None,
+            peers: Vec::new(),
             again: BTreeMap::new(),
             no_logs: 0,
             faults: LogLimit::new(FAULT_PERIOD),
@@ -375,6 +381,7 @@ impl Groups {
             match event {
                 LinkEvent::Connected(member) => {
                     self.connected.insert(member);
+                    self.peers_differ = true;
                     self.each(|_| {});
                 }
                 LinkEvent::Left(member) => {
@@ -431,13 +438,16 @@ impl Groups {
         self.touch(group);
     }
 
-    /// Reach those that a copy wants to reach, and send what is ready to whoever has room for it.
-    fn send(&mut self, now: Nanos, group: u32) {
+    /// Reach those that a copy wants to reach, and send what is ready to whoever has room for it. Returns whether there was
+    /// something.
+    fn send(&mut self, now: Nanos, group: u32) -> bool {
         let Some(copy) = self.copies.get_mut(group) else {
-            return;
+            return false;
         };
         copy.again.retain(|_, at| *at > now);
-        for member in copy.participant.peers() {
+        let peers = copy.participant.peers();
+        let mut has_sent = false;
+        for &member in &peers {
             self.links.want(member);
             let is_there = self.connected.contains(&member) && !copy.again.contains_key(&member);
             if is_there && !copy.participant.reaches(member) {
@@ -459,16 +469,24 @@ impl Groups {
                     // It is said when there is room, or that the link broke.
                     break;
                 }
+                has_sent = true;
                 copy.participant.sent(now, member);
             }
         }
+        if copy.peers != peers {
+            copy.peers = peers;
+            self.peers_differ = true;
+        }
+        has_sent
     }
 
     /// Let go of pairs that no copy wants.
     fn unwant_unneeded(&mut self) {
-        let wanted: BTreeSet<Member> = (self.copies.iter())
-            .flat_map(|(_, copy)| copy.participant.peers())
-            .collect();
+        if !std::mem::take(&mut self.peers_differ) {
+            return;
+        }
+        let copies = self.copies.iter();
+        let wanted: BTreeSet<Member> = copies.flat_map(|(_, copy)| copy.peers.clone()).collect();
         let unneeded = self.connected.iter().copied();
         let unneeded: Vec<Member> = unneeded.filter(|one| !wanted.contains(one)).collect();
         for member in unneeded {

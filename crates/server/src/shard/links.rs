@@ -280,6 +280,11 @@ impl Links {
         self.events.pop_front()
     }
 
+    /// Whether something has happened that was not taken.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Somebody has connected.
     pub fn accepted(&mut self, socket: OwnedFd, from: SocketAddr) {
         let strangers = self.wires.iter();
@@ -342,6 +347,9 @@ impl Links {
 
     /// When [`Self::tick`] and [`Self::start_io`] are to be called, if nothing else happens.
     pub fn next_deadline(&self) -> Option<Nanos> {
+        if self.has_events() {
+            return Some(self.now);
+        }
         let wires = self.wires.iter().flat_map(|(_, Wire { socket, .. })| {
             let memory = socket.waits().then(|| self.now.plus(MEMORY_PAUSE));
             [socket.connection.next_deadline(), memory]

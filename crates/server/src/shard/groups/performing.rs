@@ -23,6 +23,8 @@ use crate::shard::control::tell;
 use crate::shard::state::ShardState;
 use crate::shard::turn::Shard;
 
+/// How often links are looked at in one go while they bring something.
+const ROUNDS_MAX: usize = 4;
 const NO_CLUSTER: &str = "this node is alone: there is no [cluster] in its configuration";
 
 /// What the volume that stands on a copy is told.
@@ -137,15 +139,24 @@ pub fn run(state: &mut ShardState) {
         while groups.links.next_event().is_some() {}
         return groups.links.start_io(&mut state.ring);
     }
-    groups.take_link_events(now);
     groups.poll(now);
     if groups.accept_at.take_if(|at| *at <= now).is_some() {
         groups.accept(&mut state.ring);
     }
-    run_touched(state);
-    if let Some(groups) = &mut state.groups {
+    for _ in 0..ROUNDS_MAX {
+        let Some(groups) = &mut state.groups else {
+            return;
+        };
+        groups.take_link_events(now);
+        run_touched(state);
+        let Some(groups) = &mut state.groups else {
+            return;
+        };
         groups.unwant_unneeded();
         groups.links.start_io(&mut state.ring);
+        if !groups.links.has_events() {
+            return;
+        }
     }
 }
 
@@ -167,44 +178,63 @@ pub fn take_leave(state: &mut ShardState) -> bool {
 fn run_touched(state: &mut ShardState) {
     let now = state.now;
     while let Some(groups) = &mut state.groups
-        && let Some(group) = groups.touched.pop()
+        && !groups.touched.is_empty()
     {
-        if let Some(copy) = groups.copies.get_mut(group) {
-            copy.is_touched = false;
+        let touched = std::mem::take(&mut groups.touched);
+        let mut has_sent = false;
+        for &group in &touched {
+            if let Some(copy) = groups.copies.get_mut(group) {
+                copy.is_touched = false;
+            }
+            has_sent |= groups.send(now, group);
         }
-        groups.send(now, group);
-        if let Some((slot, copies)) = groups.copies_of(group)
-            && let Some(served) = state.volumes.get_mut(slot)
-        {
-            served.volume.set_copies(copies, now);
+        // What others do with a span takes longer than to write it here: they begin first.
+        if has_sent {
+            groups.links.start_io(&mut state.ring);
         }
-        let acts = groups.copies.get_mut(group);
-        let acts = acts.map_or_else(Vec::new, |copy| copy.participant.take_acts());
-        if acts.is_empty() {
-            continue;
+        for group in touched {
+            perform_acts(state, group);
         }
-        groups.touch(group);
-        for act in acts {
-            let Some(groups) = &mut state.groups else {
-                return;
-            };
-            match groups.perform(now, &mut state.ring, group, act) {
-                None => {}
-                Some((slot, Told::Ended(completion))) => {
-                    state.log_finished(slot, completion.token, completion.result);
+    }
+}
+
+/// Perform what a copy asks for.
+fn perform_acts(state: &mut ShardState, group: u32) {
+    let now = state.now;
+    let Some(groups) = &mut state.groups else {
+        return;
+    };
+    if let Some((slot, copies)) = groups.copies_of(group)
+        && let Some(served) = state.volumes.get_mut(slot)
+    {
+        served.volume.set_copies(copies, now);
+    }
+    let acts = groups.copies.get_mut(group);
+    let acts = acts.map_or_else(Vec::new, |copy| copy.participant.take_acts());
+    if acts.is_empty() {
+        return;
+    }
+    groups.touch(group);
+    for act in acts {
+        let Some(groups) = &mut state.groups else {
+            return;
+        };
+        match groups.perform(now, &mut state.ring, group, act) {
+            None => {}
+            Some((slot, Told::Ended(completion))) => {
+                state.log_finished(slot, completion.token, completion.result);
+            }
+            Some((slot, Told::Repaired { token, offset, buf })) => {
+                if let Some(served) = state.volumes.get_mut(slot) {
+                    let owner = Owner::Volume(slot);
+                    served.log.read(&mut state.ring, owner, token, offset, buf);
                 }
-                Some((slot, Told::Repaired { token, offset, buf })) => {
-                    if let Some(served) = state.volumes.get_mut(slot) {
-                        let owner = Owner::Volume(slot);
-                        served.log.read(&mut state.ring, owner, token, offset, buf);
-                    }
-                }
-                Some((slot, Told::Lease(until))) => state.step(slot, Event::Lease { until }),
-                // Its clients get no answer from here any more, whatever the control plane is busy with.
-                Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
-                Some((slot, Told::Short(refuses))) => {
-                    state.step(slot, Event::RefuseForCopies(refuses));
-                }
+            }
+            Some((slot, Told::Lease(until))) => state.step(slot, Event::Lease { until }),
+            // Its clients get no answer from here any more, whatever the control plane is busy with.
+            Some((slot, Told::Fenced)) => state.step(slot, Event::Fenced),
+            Some((slot, Told::Short(refuses))) => {
+                state.step(slot, Event::RefuseForCopies(refuses));
             }
         }
     }
@@ -343,6 +373,7 @@ pub fn close_copy(shard: &mut Shard, volume: Uuid) -> Result<(), String> {
         groups.links.no_log(peer, log);
     }
     groups.copies.remove(group);
+    groups.peers_differ = true;
     groups.by_volume.remove(&volume);
     groups.by_log.remove(&log);
     Ok(())

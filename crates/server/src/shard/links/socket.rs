@@ -181,7 +181,7 @@ impl Socket {
             Stage::Open => {
                 // Receiving first: what sending brings to light would only hold it up.
                 if receives && self.receiving.is_none() {
-                    self.receive(slot, ring);
+                    self.receive(slot, ring, now);
                 }
                 self.send(slot, ring, now);
                 if self.has_left() {
@@ -214,21 +214,36 @@ impl Socket {
         }
     }
 
-    fn receive(&mut self, slot: u32, ring: &mut Ring) {
+    fn receive(&mut self, slot: u32, ring: &mut Ring, now: Nanos) {
         self.waits = false;
-        let places = match self.connection.receive() {
-            Receive::Into(place) => [vector(place), vector(&mut [])],
-            Receive::IntoBoth(place, behind) => [vector(place), vector(behind)],
-            Receive::Wait => {
-                self.waits = true;
-                return;
+        loop {
+            let (places, is_begun) = match self.connection.receive() {
+                Receive::Into(place) => ([vector(place), vector(&mut [])], false),
+                Receive::IntoBoth(place, behind) => ([vector(place), vector(behind)], true),
+                Receive::Wait => {
+                    self.waits = true;
+                    return;
+                }
+                Receive::Close => return self.kill(),
+            };
+            // The rest of what has begun is there already, most of the time: that needs no operation, the end of which
+            // would cost a turn.
+            if is_begun {
+                match receive_now(&self.fd, places) {
+                    Ok(bytes) => {
+                        self.connection.received(bytes, now);
+                        continue;
+                    }
+                    Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                    Err(errno) => return self.fail(errno),
+                }
             }
-            Receive::Close => return self.kill(),
-        };
-        let (owner, fd) = (Owner::LinkReceive(slot), self.fd.as_raw_fd());
-        // SAFETY: the connection keeps the place until `received` (its contract), and is not dropped before the operation
-        // has finished (invariants 1 and 3).
-        self.receiving = Some(unsafe { ring.receive(owner, fd, places) });
+            let (owner, fd) = (Owner::LinkReceive(slot), self.fd.as_raw_fd());
+            // SAFETY: the connection keeps the place until `received` (its contract), and is not dropped before the operation
+            // has finished (invariants 1 and 3).
+            self.receiving = Some(unsafe { ring.receive(owner, fd, places) });
+            return;
+        }
     }
 
     fn send(&mut self, slot: u32, ring: &mut Ring, now: Nanos) {
@@ -307,6 +322,18 @@ fn vector(place: &mut [u8]) -> libc::iovec {
         iov_base: place.as_mut_ptr().cast(),
         iov_len: place.len(),
     }
+}
+
+/// Receive what is there.
+fn receive_now(socket: &OwnedFd, mut places: [libc::iovec; 2]) -> Result<usize, Errno> {
+    // SAFETY: all zeroes is a valid, empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = places.as_mut_ptr();
+    message.msg_iovlen = places.len() as _;
+    // SAFETY: the message points to vectors, and these to places that nothing else uses, which are there until this returns.
+    let received =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(received).map_err(|_| Errno::last())
 }
 
 /// Send what the socket takes at once of a message whose vectors are valid.
