@@ -7,6 +7,7 @@ import time
 import nbd
 import pytest
 from daemon import DIRTY, freeze, refused
+from encryption_cases import encrypted, key_file, marked, marks
 from group_cases import BLOCK, BLOCKS, SIZE, History, create, is_whole, nodes, record
 
 
@@ -190,9 +191,9 @@ def test_change_that_cannot_be_is_refused(tmp_path):
         assert record(a) == before
 
 
-def alone(daemon, tmp_path):
+def alone(daemon, tmp_path, *more):
     """A volume that is made for one node alone."""
-    daemon.create("v", "--backend", f"file:{tmp_path}/v.img", *DIRTY, size=SIZE)
+    daemon.create("v", "--backend", f"file:{tmp_path}/v.img", *DIRTY, *more, size=SIZE)
 
 
 def test_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_path):
@@ -220,6 +221,33 @@ def test_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_path):
         change(b, "--replicas", "1")
         a.until(lambda: a.json("volume", "list") == [])
         history.check(b)
+
+
+@pytest.mark.parametrize("compression", ["off", "lz4"])
+def test_encrypted_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_path, compression):
+    with nodes(tmp_path) as (a, b):
+        alone(a, tmp_path, *encrypted(key_file(tmp_path)), "--set", f"compression={compression}")
+        data = marked(1 << 20, 3)
+        a.write("v", data)
+        writer = Writer(a, 24)
+        writer.goes_on(a)
+        change(a, "--replicas", "2", "--nodes", "a,b")
+        is_whole(a, 2)
+        writer.goes_on(a)
+        history = writer.end()
+        assert [marks(daemon.log_of("v")) for daemon in (a, b)] == [0, 0]
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        found = b.read("v", len(data))
+        for at in set(range(0, len(data), BLOCK)) - {at * BLOCK for at in history.told}:
+            assert found[at : at + BLOCK] == data[at : at + BLOCK]
+        a.start()
+        is_whole(b, 2)
+        history.write(b, 100)
+        b.kill()
+        a.ok("volume", "takeover", "v")
+        history.check(a)
 
 
 @pytest.mark.parametrize("pause_ms", [5, 20, 60, 120, 250, 500])

@@ -207,9 +207,6 @@ impl Groups {
                 "it has no group, and is on this node alone: say which 2 or 3 nodes are to have copies (--replicas, --nodes)",
             ));
         }
-        if entry.encryption.is_some() {
-            return Err(at("an encrypted volume has no copies on other nodes yet"));
-        }
         let (own, mut others): (Vec<_>, Vec<_>) =
             nodes.into_iter().partition(|node| *node == cluster.node);
         let mut nodes = own;

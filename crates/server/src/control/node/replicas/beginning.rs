@@ -26,6 +26,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hdcs_api::{ApiError, ErrorKind};
+use hdcs_backend::crypt::Encryption;
+use hdcs_core::base::cipher::Authenticator;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_SUPERBLOCKS, LogSuperblock, Membership};
 use hdcs_core::replication::record::GroupRecord;
@@ -164,6 +166,15 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, St
         taken.map_err(|error| format!("its space cannot be taken: {error}"))?;
     }
     let newest = newest(&file, entry).map_err(|error| error.to_string())?;
+    let log = newest.log.get();
+    let unlocked = entry.encryption.as_ref().map(Encryption::unlock);
+    let unlocked = unlocked.transpose().map_err(|error| error.to_string())?;
+    let keys = unlocked.map(|keys| keys.log(log));
+    let keys = keys.as_ref().map(|keys| -> &dyn Authenticator { keys });
+    // What nobody with the volume's key has written must not be given a tag.
+    newest
+        .authenticate(keys)
+        .map_err(|error| error.to_string())?;
     let mut next = newest;
     // One that was detached still says what it was in another group. What was cut there stays so.
     let last = next.membership();
@@ -180,13 +191,13 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, St
             next.ahead_sequence = next.sequence;
         }
         next.set_membership(founding);
-        next.seal();
+        next.seal_with(keys);
         let offset = LogSuperblock::offset_of(next.sequence.get());
         file.write_all_at(next.as_bytes(), offset)
             .and_then(|()| file.sync_all())
             .map_err(|error| error.to_string())?;
     }
-    Ok(next.log.get())
+    Ok(log)
 }
 
 /// The superblock of a log that is in force.
