@@ -64,6 +64,30 @@ def create(daemons, tmp_path, *more, name="v", ack="all", dirty=DIRTY, backend=N
     is_whole(daemons[0], len(daemons), name)
 
 
+def alone(daemon, tmp_path, *more, name="v"):
+    """A volume of a node alone, over what all nodes reach."""
+    daemon.create(name, "--backend", f"file:{tmp_path}/{name}.img", *DIRTY, *more, size=SIZE)
+
+
+def is_served(daemon, name="v"):
+    """Wait until a node serves a volume that it has."""
+    daemon.until(lambda: daemon.cli("volume", "show", name).returncode == 0
+                 and daemon.volume(name)["phase"] == "open")
+
+
+def goes_on_at(dead, heir, history, name="v"):
+    """A node is killed, another one takes over, and has all that was acknowledged."""
+    dead.kill()
+    heir.ok("volume", "takeover", name)
+    history.check(heir, name)
+
+
+def comes_back(daemon, primary, count=2, name="v"):
+    """A node is started, and is a member again when this returns."""
+    daemon.start()
+    is_whole(primary, count, name)
+
+
 def groups_left(tmp_path):
     """Directories of groups among the records."""
     found = (tmp_path / "records").iterdir()

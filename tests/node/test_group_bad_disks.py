@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 from disks import needs_root, served_disk
-from group_cases import SIZE, History, create, is_whole, nodes, record
+from group_cases import SIZE, History, comes_back, create, goes_on_at, is_whole, nodes, record
 from daemon import DIRTY
 
 QUICK = {"cluster.member_deadline_ms": 500}
@@ -21,20 +21,16 @@ def test_member_whose_disk_fails_is_left_out_and_joins_once_it_is_good_again(tmp
             file.write(log.read_bytes())
         log.unlink()
         log.symlink_to(served)
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         (disk / "fail").touch()
         history.write(a, 100)
         assert record(a)["members"] == ["a"]
         b.tells("a write to this node's copy of its log failed")
         (disk / "fail").unlink()
         b.kill()
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         history.write(a, 50)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 @needs_root
@@ -60,9 +56,7 @@ def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_p
             (b.data / "other").unlink()
             is_whole(a, 2)
             history.write(a, 50)
-            a.kill()
-            b.ok("volume", "takeover", "v")
-            history.check(b)
+            goes_on_at(a, b, history)
         finally:
             b.kill()
             subprocess.run(["umount", "-l", b.data], check=True)

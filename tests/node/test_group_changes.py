@@ -6,9 +6,11 @@ import time
 
 import nbd
 import pytest
-from daemon import DIRTY, freeze, refused
+from daemon import freeze, refused
 from encryption_cases import encrypted, key_file, marked, marks
-from group_cases import BLOCK, BLOCKS, SIZE, History, create, is_whole, nodes, record
+from group_cases import (
+    BLOCK, BLOCKS, History, alone, comes_back, create, goes_on_at, is_served, is_whole, nodes, record,
+)
 
 
 class Writer:
@@ -68,9 +70,7 @@ def test_copies_come_and_go_under_load_and_each_that_is_there_can_take_over(tmp_
         b.start()
         assert b.json("volume", "list") == []
         history = writer.end()
-        a.kill()
-        c.ok("volume", "takeover", "v")
-        history.check(c)
+        goes_on_at(a, c, history)
         assert record(c)["members"] == ["c"] and record(c)["joiners"] == ["a"]
         # The node that died is taken out while it is away, and lets go of its copy once it is back.
         change(c, "--nodes", "b,c")
@@ -78,9 +78,7 @@ def test_copies_come_and_go_under_load_and_each_that_is_there_can_take_over(tmp_
         a.start()
         a.until(lambda: a.json("volume", "list") == [])
         history.write(c, 100)
-        c.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(c, b, history)
 
 
 @pytest.mark.parametrize("before, after", [("one", "all"), ("all", "majority"), ("majority", "all")])
@@ -109,9 +107,7 @@ def test_member_that_is_away_is_no_hindrance_to_a_change(tmp_path):
         b.kill()
         assert change(a, "--nodes", "a,c")["members"] == ["a", "c"]
         history.write(a, 50)
-        a.kill()
-        c.ok("volume", "takeover", "v")
-        history.check(c)
+        goes_on_at(a, c, history)
         b.start()
         b.until(lambda: b.json("volume", "list") == [])
 
@@ -130,21 +126,17 @@ def test_copy_goes_only_once_the_one_that_takes_its_place_is_there(tmp_path):
         c.start()
         a.until(lambda: record(a)["members"] == ["a", "c"])
         b.until(lambda: b.json("volume", "list") == [])
-        a.kill()
-        c.ok("volume", "takeover", "v")
-        history.check(c)
+        goes_on_at(a, c, history)
 
 
 def test_volume_whose_log_has_not_all_its_space_yet_gets_copies(tmp_path):
     with nodes(tmp_path) as (a, b):
-        a.create("v", "--backend", f"file:{tmp_path}/v.img", "--log-size", "1G", *DIRTY, size=SIZE)
+        alone(a, tmp_path, "--log-size", "1G")
         history = History(19)
         history.write(a, 50)
         change(a, "--replicas", "2", "--nodes", "a,b")
         is_whole(a, 2)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_volume_that_was_detached_and_is_moved_back_gets_a_group_of_its_own(tmp_path):
@@ -154,8 +146,7 @@ def test_volume_that_was_detached_and_is_moved_back_gets_a_group_of_its_own(tmp_
         history.write(a, 50)
         a.kill()
         b.ok("volume", "takeover", "v")
-        a.start()
-        is_whole(b, 2)
+        comes_back(a, b)
         a.ok("volume", "takeover", "v")
         is_whole(a, 2)
         a.ok("volume", "detach", "v")
@@ -167,9 +158,7 @@ def test_volume_that_was_detached_and_is_moved_back_gets_a_group_of_its_own(tmp_
         history.write(a, 50)
         change(a, "--replicas", "2", "--nodes", "a,b")
         is_whole(a, 2)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_change_that_cannot_be_is_refused(tmp_path):
@@ -191,11 +180,6 @@ def test_change_that_cannot_be_is_refused(tmp_path):
         assert record(a) == before
 
 
-def alone(daemon, tmp_path, *more):
-    """A volume that is made for one node alone."""
-    daemon.create("v", "--backend", f"file:{tmp_path}/v.img", *DIRTY, *more, size=SIZE)
-
-
 def test_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_path):
     with nodes(tmp_path) as (a, b):
         alone(a, tmp_path)
@@ -213,11 +197,8 @@ def test_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_path):
         is_whole(a, 2)
         writer.goes_on(a)
         history = writer.end()
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
-        a.start()
-        is_whole(b, 2)
+        goes_on_at(a, b, history)
+        comes_back(a, b)
         change(b, "--replicas", "1")
         a.until(lambda: a.json("volume", "list") == [])
         history.check(b)
@@ -236,18 +217,13 @@ def test_encrypted_volume_of_one_node_gets_copies_while_its_client_goes_on(tmp_p
         writer.goes_on(a)
         history = writer.end()
         assert [marks(daemon.log_of("v")) for daemon in (a, b)] == [0, 0]
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
         found = b.read("v", len(data))
         for at in set(range(0, len(data), BLOCK)) - {at * BLOCK for at in history.told}:
             assert found[at : at + BLOCK] == data[at : at + BLOCK]
-        a.start()
-        is_whole(b, 2)
+        comes_back(a, b)
         history.write(b, 100)
-        b.kill()
-        a.ok("volume", "takeover", "v")
-        history.check(a)
+        goes_on_at(b, a, history)
 
 
 @pytest.mark.parametrize("pause_ms", [5, 20, 60, 120, 250, 500])
@@ -262,17 +238,15 @@ def test_crash_while_a_volume_gets_a_group_leaves_one_that_opens(tmp_path, pause
         a.kill()
         asking.join()
         a.start()
-        a.until(lambda: a.volume("v")["phase"] == "open")
+        is_served(a)
         history.check(a)
         history.write(a, 50)
         if a.cli("group", "show", "v").returncode != 0:
             a.ok("group", "set", "v", "--nodes", "a,b")
         is_whole(a, 2)
-        a.until(lambda: a.volume("v")["phase"] == "open")
+        is_served(a)
         history.write(a, 50)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_group_that_cannot_be_written_leaves_the_volume_as_it_was_and_its_client_goes_on(tmp_path):
@@ -291,7 +265,7 @@ def test_group_that_cannot_be_written_leaves_the_volume_as_it_was_and_its_client
         made.unlink()
         (tmp_path / "aside").rename(made)
         a.start()
-        a.until(lambda: a.volume("v")["phase"] == "open")
+        is_served(a)
         history.check(a)
         change(a, "--nodes", "a,b")
         is_whole(a, 2)
@@ -313,14 +287,11 @@ def test_group_whose_volume_says_nothing_of_it_is_finished_after_a_crash(tmp_pat
         entry.write_bytes(before)
         a.start()
         a.tells("it was about to get a group")
-        a.until(lambda: a.volume("v")["phase"] == "open")
+        is_served(a)
         history.check(a)
         history.write(a, 50)
-        b.start()
-        is_whole(a, 2)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        comes_back(b, a)
+        goes_on_at(a, b, history)
 
 
 def test_writes_fail_for_want_of_members_if_that_is_wanted_and_go_on_with_them(tmp_path):
@@ -341,8 +312,7 @@ def test_writes_fail_for_want_of_members_if_that_is_wanted_and_go_on_with_them(t
             client.pwrite(history.block(0), 0)
         # What is there is read, by the same client.
         client.pread(BLOCK, (BLOCKS - 1) * BLOCK)
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         a.until(lambda: writes(client, history))
         assert not record(a)["short"]
         # Fewer are enough, if that is said.

@@ -1,6 +1,6 @@
 """Copies of write logs that rot: what others have is taken, and nothing that is wrong is shown or passed on."""
 
-from group_cases import BLOCKS, History, create, is_whole, nodes, record
+from group_cases import BLOCKS, History, comes_back, create, goes_on_at, is_served, is_whole, nodes, record
 from log_cases import damage, flip
 
 # Where the ring of a log begins, in bytes.
@@ -11,11 +11,6 @@ def in_log(history, index):
     """The newest content of one of the blocks, as it lies in the log once."""
     numbers = [number for allowed, number in history.told.values() if allowed == {number}]
     return history.block(sorted(numbers)[index])
-
-
-def is_served(daemon):
-    daemon.until(lambda: daemon.cli("volume", "show", "v").returncode == 0
-                 and daemon.volume("v")["phase"] == "open")
 
 
 def test_blocks_that_rot_under_the_primary_are_got_from_a_member(tmp_path):
@@ -70,8 +65,7 @@ def test_blocks_that_rot_while_no_member_is_there_are_an_error_and_not_wrong_dat
         assert a.volume("v")["counters"]["log_corrupt_blocks"] == 1
         a.until(lambda: record(a)["members"] == ["a"])
         # The member comes back, and with it what had rotted.
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         a.until(lambda: a.read_all("v", BLOCKS * 4096)[at * 4096 : (at + 1) * 4096] == lost)
 
 
@@ -89,9 +83,7 @@ def test_copy_whose_data_is_damaged_is_brought_up_anew_by_itself(tmp_path):
         a.until(lambda: record(a)["revision"] >= before + 2)
         is_whole(a, 2)
         history.write(a, 50)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_primary_whose_data_is_damaged_does_not_serve_before_it_was_brought_up_anew(tmp_path):
@@ -106,9 +98,7 @@ def test_primary_whose_data_is_damaged_does_not_serve_before_it_was_brought_up_a
         b.ok("volume", "takeover", "v")
         is_whole(b, 2)
         history.check(b)
-        b.kill()
-        a.ok("volume", "takeover", "v")
-        history.check(a)
+        goes_on_at(b, a, history)
 
 
 def test_copy_whose_spans_are_damaged_is_left_as_it_is_and_one_that_is_gone_is_brought_up_anew(tmp_path):
@@ -126,12 +116,9 @@ def test_copy_whose_spans_are_damaged_is_left_as_it_is_and_one_that_is_gone_is_b
         assert record(a)["members"] == ["a"]
         b.kill()
         log.unlink()
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         history.write(a, 50)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_scrub_mends_a_block_of_the_primarys_log_and_it_goes_on_serving(tmp_path):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from daemon import freeze, refused
-from group_cases import History, create, is_whole, nodes, record
+from group_cases import History, comes_back, create, goes_on_at, is_served, is_whole, nodes, record
 
 
 def test_volume_goes_on_at_another_node_with_all_that_was_acknowledged(tmp_path):
@@ -25,13 +25,10 @@ def test_volume_goes_on_at_another_node_with_all_that_was_acknowledged(tmp_path)
         assert record(b)["primary"] == "b"
         history.write(b, 200)
         # The old primary comes back, is no primary any more, and is brought up.
-        a.start()
-        is_whole(b, 2)
+        comes_back(a, b)
         refused(a.cli("volume", "open", "v"), 1, "has a copy of its write log")
         history.write(b, 200)
-        b.kill()
-        a.ok("volume", "takeover", "v")
-        history.check(a)
+        goes_on_at(b, a, history)
         a.stop()
 
 
@@ -43,8 +40,7 @@ def test_primary_that_restarts_serves_again_by_itself(tmp_path):
         before = record(a)["epoch"]
         a.kill()
         a.start()
-        a.until(lambda: a.cli("volume", "show", "v").returncode == 0
-                and a.volume("v")["phase"] == "open")
+        is_served(a)
         history.check(a)
         assert record(a)["epoch"] == before + 1
         history.write(a, 100)
@@ -60,15 +56,12 @@ def test_member_that_is_lost_is_left_out_and_joins_when_it_is_back(tmp_path):
         b.kill()
         history.write(a, 200)
         assert record(a)["members"] == ["a"]
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         others = lambda: a.json("group", "show", "v")["here"]["others"]
         a.until(lambda: [(one["node"], one["state"]) for one in others()] == [("b", "in-step")])
         assert others()[0]["resync"] is None
         history.write(a, 100)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_member_that_stops_in_order_holds_up_no_write(tmp_path):
@@ -81,12 +74,9 @@ def test_member_that_stops_in_order_holds_up_no_write(tmp_path):
         history.write(a, 100)
         assert time.monotonic() - began < 10
         assert record(a)["members"] == ["a"]
-        b.start()
-        is_whole(a, 2)
+        comes_back(b, a)
         history.write(a, 50)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
 
 
 def test_primary_that_stood_still_ends_its_clients_once_another_node_serves(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from daemon import DIRTY, freeze
-from group_cases import BLOCK, is_whole, nodes, record
+from group_cases import BLOCK, is_served, is_whole, nodes, record
 from lying_s3 import LyingS3
 from raw_client import READ, Client
 
@@ -95,6 +95,6 @@ def test_primary_that_restarts_waits_for_no_lease(tmp_path):
         a.kill()
         a.start()
         began = time.monotonic()
-        a.until(lambda: a.cli("volume", "show", "v").returncode == 0 and a.volume("v")["phase"] == "open")
+        is_served(a)
         assert shown(a) == OLD
         assert time.monotonic() - began < 20, "the members' promises say that it has none"

@@ -4,7 +4,7 @@ import uuid
 from contextlib import contextmanager
 
 from daemon import Daemon, homes
-from group_cases import History, config_of, create, free_ports, is_whole, record
+from group_cases import History, comes_back, config_of, create, free_ports, goes_on_at, record
 from tls_daemon import tls_sh
 
 CLUSTER = uuid.UUID(int=9)
@@ -51,16 +51,11 @@ def test_volume_goes_on_at_another_node_over_tls(tmp_path):
         create((a, b), tmp_path)
         history = History(31)
         history.write(a, 300)
-        a.kill()
-        b.ok("volume", "takeover", "v")
-        history.check(b)
+        goes_on_at(a, b, history)
         history.write(b, 100)
-        a.start()
-        is_whole(b, 2)
+        comes_back(a, b)
         history.write(b, 100)
-        b.kill()
-        a.ok("volume", "takeover", "v")
-        history.check(a)
+        goes_on_at(b, a, history)
 
 
 def refuses(tmp_path, second, why):
