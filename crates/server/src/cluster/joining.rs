@@ -1,7 +1,9 @@
 //! What a node needs at its start to speak with the others of its cluster.
 
+use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdcs_core::base::buf::Pool;
@@ -15,6 +17,8 @@ use thiserror::Error;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use uuid::Uuid;
 
+use super::names;
+use super::records::{RecordStore, StoreError};
 use crate::config::cluster::{Cluster, ClusterNode};
 use crate::shard::groups::{GroupEvent, GroupsConfig};
 use crate::shard::links::{self, LinksConfig, PeerConfig};
@@ -53,11 +57,28 @@ pub enum JoinError {
     Tls(#[from] CredentialsError),
 }
 
+/// See that the records are this cluster's, and that this node runs only once; what is to be held for that.
+pub fn claim_records(cluster: &Cluster, data: &Path) -> Result<File, StoreError> {
+    let (records, member) = (&cluster.records, cluster.own.member);
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let who = format!(
+        "node {}, process {} on {}, data directory {}",
+        cluster.node,
+        std::process::id(),
+        host.trim(),
+        data.display()
+    );
+    let running = RecordStore::new(records, member).be_the_only_one(&who)?;
+    RecordStore::open(records, member)?.claim(cluster.id)?;
+    Ok(running)
+}
+
 /// What the first shard needs to have copies, for the run of this node that has this number; and what it tells of them.
 pub fn join(
     cluster: &Cluster,
     run: u64,
 ) -> Result<(GroupsConfig, UnboundedReceiver<GroupEvent>), JoinError> {
+    names::learn(cluster);
     let address = cluster.listen;
     let listener = listen(address).map_err(|source| JoinError::Listen { address, source })?;
     let others = (cluster.nodes.iter()).filter(|(_, node)| node.member != cluster.own.member);

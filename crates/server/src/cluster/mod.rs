@@ -8,6 +8,7 @@
 //! ```
 
 pub mod joining;
+pub mod names;
 pub mod records;
 pub mod spec;
 

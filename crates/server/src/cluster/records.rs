@@ -6,6 +6,7 @@
 //!   DIR/UUID/removed.json      the group is no more: these nodes let go of their copies
 //!   DIR/UUID/gone-NODE         this one has
 //!   DIR/tmp/NODE-…             what a node is about to give one of these names
+//!   DIR/running-NODE           locked by the process that runs as this node
 //! ```
 //!
 //! A record is written whole and synced under a name of its own in `tmp`, and then linked to `record-N.json`. Of several
@@ -30,9 +31,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{Ack, WhenShort as ShortWord};
 use hdcs_core::replication::record::{
@@ -45,6 +47,7 @@ use uuid::Uuid;
 use super::spec::VolumeSpecFile;
 use super::{ack_level, ack_word, short_word, when_short};
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
+use crate::data_dir::try_lock;
 
 const RECORD: Kind = Kind {
     magic: "hdcs-group",
@@ -75,6 +78,11 @@ const NAMES_MAX: usize = 8192;
 const NODES_MAX: usize = 64;
 /// Revisions and epochs at most.
 const NUMBER_MAX: u64 = u64::MAX / 2;
+/// How long another one is waited for that runs as this node, and how often it is tried meanwhile.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// What it says of itself at most.
+const HOLDER_BYTES_MAX: u64 = 256;
 /// How often a record is looked for that is removed at the same moment since newer ones are there.
 const READS_MAX: usize = 16;
 
@@ -91,6 +99,33 @@ pub enum StoreError {
         path: PathBuf,
         /// What happened.
         source: io::Error,
+    },
+    /// The directory is not what it was: it is not mounted, or its files were taken away.
+    #[error(
+        "records of groups: {path}: {source}: mount it again, or put back what was there (`records` of [cluster]); until \
+         then no node leaves a group, joins one or takes one over, and writes wait for members that do not answer",
+        path = path.display()
+    )]
+    Away {
+        /// What is not to be seen.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// This node is there twice.
+    #[error(
+        "records of groups: {path}: node {node} runs already: {holder}: stop that one, or give this one a `number` and an \
+         `id` of its own in the files of all nodes (a data directory or a machine that was copied has those of the first \
+         one)",
+        path = path.display()
+    )]
+    Twice {
+        /// What the other one holds.
+        path: PathBuf,
+        /// The number of both.
+        node: u16,
+        /// What that one says of itself.
+        holder: String,
     },
     /// A file could not be read, written or given its name.
     #[error("records of groups: {path}: {source}", path = path.display())]
@@ -248,7 +283,7 @@ impl RecordStore {
     }
 
     /// The same of a directory that has to be there. What a crash of this node left is removed, so it must be running only
-    /// once, and not have begun to write.
+    /// once ([`Self::be_the_only_one`]), and not have begun to write.
     pub fn open(root: &Path, node: Member) -> Result<Self, StoreError> {
         let unusable = |source| StoreError::Directory {
             path: root.to_owned(),
@@ -276,6 +311,48 @@ impl RecordStore {
         Ok(this)
     }
 
+    /// Be the only one that runs as this node for as long as what is returned is held. `who` is what others are told.
+    ///
+    /// # Errors
+    /// [`StoreError::Twice`] if another one does.
+    pub fn be_the_only_one(&self, who: &str) -> Result<File, StoreError> {
+        let path = self.root.join(format!("running-{}", self.node.0));
+        let mut options = File::options();
+        let opened = options.read(true).write(true).create(true).truncate(false);
+        let opened = opened.mode(0o600).open(&path);
+        let mut file = opened.map_err(|source| StoreError::Directory {
+            path: self.root.clone(),
+            source,
+        })?;
+        let began = Instant::now();
+        loop {
+            match try_lock(&file, libc::LOCK_EX) {
+                Ok(()) => break,
+                // What a killed program had under way may keep it for a moment.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if began.elapsed() > LOCK_PATIENCE {
+                        let mut holder = String::new();
+                        let read = (&file).take(HOLDER_BYTES_MAX).read_to_string(&mut holder);
+                        return Err(StoreError::Twice {
+                            path,
+                            node: self.node.0,
+                            holder: match read {
+                                Ok(_) if !holder.trim().is_empty() => holder.trim().to_owned(),
+                                _ => "it does not say where".to_owned(),
+                            },
+                        });
+                    }
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(error) => return Err(io_at(&path)(error)),
+            }
+        }
+        file.set_len(0)
+            .and_then(|()| file.write_all(who.as_bytes()))
+            .map_err(io_at(&path))?;
+        Ok(file)
+    }
+
     /// Have the directory be that of this cluster, if it is no cluster's yet.
     ///
     /// # Errors
@@ -298,6 +375,19 @@ impl RecordStore {
                 found.id
             ),
         })
+    }
+
+    /// Where the records are.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether the records are to be seen: they are some cluster's. An empty directory is one that is not mounted.
+    pub fn is_there(&self) -> Result<(), StoreError> {
+        let path = self.root.join(CLUSTER_FILE);
+        let seen = fs::metadata(&path).and_then(|_| fs::read_dir(&self.root));
+        seen.map(drop)
+            .map_err(|source| StoreError::Away { path, source })
     }
 
     /// Every volume that has a group.

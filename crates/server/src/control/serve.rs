@@ -45,8 +45,7 @@ use super::cache_at::CacheAt;
 use super::link::{DataPath, ask};
 use super::node::{Node, lock, run_groups};
 use super::{API_TIME_MAX, METRICS_TIME_MAX, Server, Who, audit, metrics_router, router};
-use crate::cluster::joining::{JoinError, join};
-use crate::cluster::records::RecordStore;
+use crate::cluster::joining::{JoinError, claim_records, join};
 use crate::config::budget::Budget;
 use crate::config::machine::{self, Machine};
 use crate::config::value::Listen;
@@ -309,9 +308,9 @@ fn prepare(
     let certificates = certificates(&config.node)?;
     if let Some(cluster) = &config.cluster {
         // What is wrong with the directory is better known now than when a group has to be taken.
-        RecordStore::open(&cluster.records, cluster.own.member)
-            .and_then(|store| store.claim(cluster.id))
+        let running = claim_records(cluster, lock(dir).layout().root())
             .map_err(|error| ServeError::Config(ConfigError::Relation(error.to_string())))?;
+        lock(dir).hold(running);
     }
     let layout = lock(dir).layout().clone();
     let nbd = bind_nbd(&config.node, &layout)?;

@@ -254,6 +254,8 @@ pub struct DataDir {
     identity: Identity,
     /// Keeps the lock until this is dropped or the process ends.
     _lock: File,
+    /// Locks of what is elsewhere, kept as long.
+    held: Vec<File>,
     /// Whether `node.json` was not there and had to be made.
     fresh: bool,
 }
@@ -289,6 +291,7 @@ impl DataDir {
             layout,
             identity,
             _lock: lock,
+            held: Vec::new(),
             fresh,
         };
         let volumes = this.layout.volumes();
@@ -314,6 +317,10 @@ impl DataDir {
     /// Identity of the node's read cache.
     pub fn cache_uuid(&self) -> Uuid {
         self.identity.cache
+    }
+    /// Keep a lock of what is elsewhere for as long as that of this directory.
+    pub fn hold(&mut self, lock: File) {
+        self.held.push(lock);
     }
     /// Whether the identity was made by this opening.
     pub fn is_fresh(&self) -> bool {
@@ -492,7 +499,8 @@ fn lock(layout: &Layout) -> Result<File, DataDirError> {
     Ok(file)
 }
 
-fn try_lock(file: &File, how: libc::c_int) -> io::Result<()> {
+/// Lock a file, shared or exclusively, unless that has to wait.
+pub fn try_lock(file: &File, how: libc::c_int) -> io::Result<()> {
     // SAFETY: flock takes a valid descriptor and touches no memory.
     if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
         Ok(())

@@ -72,6 +72,7 @@ use self::socket::Socket;
 use self::window::Window;
 use super::prepare_tcp;
 use super::slots::Slots;
+use crate::cluster::names::Named;
 use crate::log_limit::LogLimit;
 
 /// Connections that a peer has made to this node at most: a pair, and one of the next.
@@ -426,7 +427,7 @@ impl Links {
                 if let Some(peer) = self.peers.get_mut(&member)
                     && let Some(left_out) = peer.faults.pass()
                 {
-                    tracing::warn!(%member, %error, left_out, "cannot connect");
+                    tracing::warn!(member = %Named(member), %error, left_out, "cannot connect");
                 }
                 self.end_leading(member, false);
             }
@@ -519,7 +520,7 @@ impl Links {
             && !is_in_order
             && let Some(left_out) = peer.faults.pass()
         {
-            tracing::warn!(left_out, "{ended}");
+            tracing::warn!(member = %Named(member), left_out, "{ended}");
         }
     }
 
@@ -614,7 +615,7 @@ impl Links {
         if let Some(peer) = self.peers.get_mut(&member)
             && let Some(left_out) = peer.faults.pass()
         {
-            tracing::warn!(%member, left_out, "the node has not answered {what} in time; it is connected to again");
+            tracing::warn!(member = %Named(member), left_out, "the node has not answered {what} in time; it is connected to again");
         }
         self.end_leading(member, false);
     }

@@ -484,3 +484,31 @@ fn directory_of_another_cluster_is_refused() {
     );
     assert_eq!(store.groups().unwrap().len(), 1, "it is no group");
 }
+
+#[test]
+fn node_runs_once_and_another_one_is_told_where() {
+    let (root, store, _) = made();
+    let held = store.be_the_only_one("node a, process 7 on here").unwrap();
+    let refused = store.be_the_only_one("node a, process 8 on there");
+    let refused = refused.unwrap_err().to_string();
+    for part in ["node 1 runs already", "process 7 on here", "of its own"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let other = RecordStore::open(root.path(), B).unwrap();
+    other.be_the_only_one("node b").unwrap();
+    drop(held);
+    store.be_the_only_one("node a").unwrap();
+}
+
+#[test]
+fn records_that_are_not_mounted_are_away() {
+    let (root, store, _) = made();
+    let away = store.is_there().unwrap_err().to_string();
+    for part in ["cluster.json", "mount it again", "No such file"] {
+        assert!(away.contains(part), "{away}");
+    }
+    store.claim(Uuid::from_u128(9)).unwrap();
+    store.is_there().unwrap();
+    drop(root);
+    assert!(matches!(store.is_there(), Err(StoreError::Away { .. })));
+}

@@ -19,6 +19,7 @@ use hdcs_messenger::streams::Progress;
 
 use super::questions::{Pending, Questions};
 use super::{Event, LinkEvent, Links, Received, Role, unexpected};
+use crate::cluster::names::Named;
 
 /// A log that comes from the leader.
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +241,7 @@ impl Links {
             Purpose::Bulk | Purpose::Requests => {
                 let what = "a connection that belongs to no pair";
                 if let Some(left_out) = peer.faults.pass() {
-                    tracing::warn!(%member, left_out, "the node has made {what}");
+                    tracing::warn!(member = %Named(member), left_out, "the node has made {what}");
                 }
                 if let Some(wire) = self.wires.get_mut(slot) {
                     wire.role = Role::Gone(member);
