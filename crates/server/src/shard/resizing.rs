@@ -7,7 +7,7 @@ use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{SECTOR_BYTES, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN};
 use hdcs_core::cache::{Barrier, CacheEvent};
 use hdcs_core::node::resize::{Act, Refusal, Resize, View};
-use hdcs_core::volume::Event;
+use hdcs_core::volume::{Event, Trouble};
 use hdcs_frontend::VolumeNumber;
 
 use super::command::Answer;
@@ -36,13 +36,19 @@ impl Resizing {
 }
 
 impl Served {
+    /// Whether something is wrong that may keep its backend from getting what it is to have.
+    fn keeps_backend_waiting(&self) -> bool {
+        let trouble = self.volume.trouble();
+        trouble.is_some_and(|(trouble, _)| trouble != Trouble::CopiesShort)
+    }
+
     fn resize_view(&self, now: Nanos, persisted: Barrier) -> View {
         View {
             bytes: self.volume.config().bytes,
             destage_left_bytes: self.volume.stats(now).destage_all_remaining_bytes,
             cut: self.volume.cut(),
             is_flushed: self.volume.backend_is_flushed(),
-            is_in_trouble: self.volume.trouble().is_some(),
+            is_in_trouble: self.keeps_backend_waiting(),
             under_way: self.backend.under_way(),
             persisted,
         }
@@ -172,7 +178,12 @@ impl ShardState {
         };
         let (bytes, before) = (resize.bytes(), resize.before());
         let held = std::mem::take(&mut served.held);
+        let trouble = served.volume.trouble();
+        let waits_for_copies = matches!(trouble, Some((Trouble::CopiesTooFew, _)));
         let why = result.err().map(|refusal| match refusal {
+            Refusal::Log | Refusal::Backend(IoError::Unreachable) if waits_for_copies => {
+                "fewer nodes have a copy of its log than writes need: start the others again, or see `hdcs group set`".to_owned()
+            }
             Refusal::FlushCancelled => FLUSH_CANCELLED.to_owned(),
             Refusal::Log => "its log cannot be written, or does not answer; `hdcs volume show` says why".to_owned(),
             Refusal::StillWritten => format!(

@@ -132,11 +132,27 @@ impl Flushes {
             if advance.stalled_for(now, seen) > stall_time_max {
                 self.cancel(name).await?;
                 let dirty = volume.stats.dirty_bytes;
-                if let Some(Trouble::LogSilent) = volume.trouble.map(|(trouble, _)| trouble) {
-                    return Err(failed(format!(
-                        "volume {name}: the device of its write log does not answer, and {dirty} dirty bytes are \
-                         left: put the device right"
-                    )));
+                match volume.trouble.map(|(trouble, _)| trouble) {
+                    Some(Trouble::CopiesTooFew) => {
+                        return Err(failed(format!(
+                            "volume {name}: fewer nodes have a copy of its write log than writes need, and {dirty} dirty \
+                             bytes are left: start the others again, or let it go on with fewer (`hdcs group set \
+                             --copies-min`)"
+                        )));
+                    }
+                    Some(Trouble::LogSilent) if self.has_copies(name) => {
+                        return Err(failed(format!(
+                            "volume {name}: its write log does not answer, and {dirty} dirty bytes are left: `hdcs volume \
+                             show {name}` says whether it waits for its device or for other nodes"
+                        )));
+                    }
+                    Some(Trouble::LogSilent) => {
+                        return Err(failed(format!(
+                            "volume {name}: the device of its write log does not answer, and {dirty} dirty bytes are \
+                             left: put the device right"
+                        )));
+                    }
+                    _ => {}
                 }
                 let errors = volume.stats.backend_errors;
                 let why = view::reason(volume, false)
@@ -149,6 +165,11 @@ impl Flushes {
             }
             tokio::time::sleep(WATCH_PERIOD).await;
         }
+    }
+
+    fn has_copies(&self, name: &str) -> bool {
+        let entry = self.volumes.known(name);
+        entry.is_ok_and(|entry| entry.is_replicated)
     }
 
     /// How long one operation of a volume's backend may take by what its URL says.
