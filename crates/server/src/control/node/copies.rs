@@ -88,6 +88,15 @@ pub(super) async fn let_go(
         }
         return Ok(());
     }
+    if let Some(given_up) = node.catalogue.given_up(&entry.name).await {
+        // This node has deleted it, and what it has at its backend's place is still to go.
+        if let Some(NotOpen::Copy) = node.volumes.not_open(&name) {
+            let why = "deleting it did not end: delete it again".to_owned();
+            let what = given_up.into();
+            (node.volumes).set_not_open(&name, NotOpen::Leaving { why, what });
+        }
+        return Ok(());
+    }
     // It may take as long as a device takes, and others are looked at meanwhile.
     let node = Arc::clone(node);
     tokio::spawn(async move {

@@ -340,6 +340,16 @@ impl Node {
                 ));
             }
         };
+        if let Found::Entry(entry) = &slot.found
+            && let Err(error) = self.groups.remove(entry, false).await
+        {
+            if error.kind == ErrorKind::Conflict {
+                self.volumes.put((**entry).clone(), Some(NotOpen::Copy));
+                return Err(error);
+            }
+            // With its group there, this node would make its copy anew, and another one could take a volume without data.
+            return Err(did_not_end(name, &error.message, leaving, &self.volumes));
+        }
         let mut is_removed = leaving == Leaving::Clone;
         let mut data_trouble = None;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
@@ -356,16 +366,6 @@ impl Node {
                 }
                 Err(problem) => return Err(did_not_end(name, &problem, leaving, &self.volumes)),
             }
-        }
-        if let Found::Entry(entry) = &slot.found
-            && let Err(error) = self.groups.remove(entry, false).await
-        {
-            if error.kind == ErrorKind::Conflict {
-                self.volumes.put((**entry).clone(), Some(NotOpen::Copy));
-                return Err(error);
-            }
-            // With its group there, this node would make its copy anew.
-            return Err(did_not_end(name, &error.message, leaving, &self.volumes));
         }
         if let (false, Found::Entry(entry)) = (is_rest, &slot.found) {
             forget(entry, self.setup.layout(), &self.link).await;
