@@ -86,15 +86,6 @@ impl GroupRequest {
     }
 }
 
-/// How a group is taken over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TakeOver {
-    /// Take it with too few promises: what was acknowledged, and only members have that do not answer, is lost.
-    #[serde(default)]
-    pub lossy: bool,
-}
-
 /// What happens in a group's epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -114,7 +105,7 @@ pub struct Group {
     pub uuid: String,
     /// Its record, if that can be read.
     pub record: Option<GroupRecord>,
-    /// Why it cannot be read.
+    /// Why it cannot be read, or why this node has no copy of use.
     pub trouble: Option<String>,
     /// What this node is in it and sees of it; none: it has no part in it, or none yet.
     pub here: Option<GroupView>,
@@ -175,6 +166,40 @@ pub struct GroupView {
     /// What the primary sees of the other nodes.
     #[serde(default)]
     pub others: Vec<GroupOther>,
+    /// What the candidate waits for; none: this node does not take the group.
+    #[serde(default)]
+    pub takeover: Option<Takeover>,
+}
+
+/// A takeover that has not come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Takeover {
+    /// What is waited for.
+    pub waits: TakeoverWaits,
+    /// The members that have promised to follow the candidate, with a whole copy.
+    pub promised: Vec<String>,
+    /// The members that have not answered.
+    pub silent: Vec<String>,
+    /// How many promises it takes.
+    pub promises_needed: u64,
+    /// For how long the last primary may still answer reads, as far as that is waited for.
+    pub lease_ms: Option<u64>,
+}
+
+/// What a takeover waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TakeoverWaits {
+    /// The record that names the candidate.
+    Record,
+    /// Promises of members.
+    Promises,
+    /// The members that promised get what one of them lacks.
+    Copies,
+    /// The last primary may still answer reads.
+    Lease,
+    /// The volume is opened.
+    Opening,
 }
 
 /// The group of a volume in short.

@@ -900,7 +900,7 @@ pub struct Memory {
 /// Something that is not as it should be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Which part: `volume NAME` or `SSD tier`.
+    /// Which part: `volume NAME`, `SSD tier` or `records of groups`.
     pub part: String,
     /// The state that it is in.
     pub state: String,

@@ -1,14 +1,23 @@
 //! `hdcs group …`, `hdcs volume takeover`, and what `hdcs volume create` takes for a group.
 
+use std::io::IsTerminal;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
 use clap::{Args, Subcommand};
-use hdcs_api::groups::{Ack, Group, GroupChange, GroupRequest, TakeOver, VolumeGroup, WhenShort};
+use hdcs_api::groups::{
+    Ack, Group, GroupChange, GroupRecord, GroupRequest, TakeoverWaits, VolumeGroup, WhenShort,
+};
 use hdcs_server::catalogue::VolumeName;
 use hyper::Method;
+use indicatif::ProgressBar;
 
 use super::client::Client;
 use super::volume::{api_path, said};
 use super::{Failure, output, size};
 
+/// How often it is said what a takeover waits for.
+const LINE_PERIOD: Duration = Duration::from_secs(1);
 /// What stands where nothing is known.
 const NOTHING: &str = "-";
 
@@ -117,9 +126,6 @@ impl GroupArguments {
 pub(crate) struct Takeover {
     /// Name of the volume
     name: VolumeName,
-    /// Take it although too few members answer: what was acknowledged, and only those have, is lost
-    #[arg(long)]
-    lossy: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -162,12 +168,17 @@ async fn set(client: &Client, arguments: Set) -> Result<(), Failure> {
         ));
     }
     let path = format!("/v1/groups/{name}");
+    // Only to say what has stayed: a volume without a group has none.
+    let before: Option<Group> = client.get(&path).await.ok();
+    let before = before.and_then(|group| group.record);
     let group: Group = client.request(Method::PATCH, &path, &change).await?;
-    said(json, &group, || changed(&group))
+    said(json, &group, || {
+        changed(&group, before.as_ref(), change.copies_min.is_some())
+    })
 }
 
-/// What a group is that was changed.
-fn changed(group: &Group) -> String {
+/// What a group is that was changed, and was this before; `is_least_said`: how many copies it takes was asked for.
+fn changed(group: &Group, before: Option<&GroupRecord>, is_least_said: bool) -> String {
     let Some(record) = &group.record else {
         return format!("the group of volume {} was changed", group.volume);
     };
@@ -184,19 +195,115 @@ fn changed(group: &Group) -> String {
     if !record.joiners.is_empty() {
         text += &format!("; {} to be brought up", names(&record.joiners));
     }
+    if record.replicas > 1 {
+        text += &least(record, before.filter(|_| !is_least_said), is_least_said);
+    }
+    text
+}
+
+/// With how many copies it takes writes, and why so.
+fn least(record: &GroupRecord, before: Option<&GroupRecord>, is_said: bool) -> String {
+    let least = record.copies_min;
+    let mut text = match record.when_short {
+        WhenShort::Wait => format!("\nwith fewer than {least} members writes wait"),
+        WhenShort::Error => format!("\nwith fewer than {least} members writes end with an error"),
+    };
+    text += &match before {
+        _ if is_said => String::new(),
+        None => " (--copies-min was left out: 1, and with majority more than half)".to_owned(),
+        Some(before) if before.copies_min == least => " (--copies-min is as it was)".to_owned(),
+        Some(before) => format!(
+            " (--copies-min was {}, and cannot be more than the copies)",
+            before.copies_min
+        ),
+    };
+    let most = record.replicas / 2 + 1;
+    if record.ack == Ack::Majority && least < most {
+        text += &format!(
+            "\nack majority counts the members that are there: once others were left out, {least} is enough; to have \
+             writes wait for {most}, give --copies-min {most}"
+        );
+    }
     text
 }
 
 pub(crate) async fn take_over(client: &Client, arguments: Takeover) -> Result<(), Failure> {
-    let Takeover { name, lossy, json } = arguments;
-    let path = format!("{}/takeover", api_path(&name));
-    let request = TakeOver { lossy };
-    let group: Group = client.request(Method::POST, &path, &request).await?;
+    let Takeover { name, json } = arguments;
+    let group = taken(client, &name).await?;
     said(json, &group, || {
         let epoch = group.record.as_ref().map(|record| record.epoch);
         let epoch = epoch.map_or(String::new(), |epoch| format!(", in epoch {epoch}"));
         format!("volume {name} is served by this node now{epoch}")
     })
+}
+
+/// Have the node take the group, and say on standard error what it waits for meanwhile.
+async fn taken(client: &Client, name: &VolumeName) -> Result<Group, Failure> {
+    let path = format!("{}/takeover", api_path(name));
+    let mut asked = pin!(client.request(Method::POST, &path, &()));
+    let seen = format!("/v1/groups/{name}");
+    let begun = Instant::now();
+    let bar = std::io::stderr()
+        .is_terminal()
+        .then(ProgressBar::new_spinner);
+    let look = async || {
+        tokio::time::sleep(LINE_PERIOD).await;
+        client.get::<Group>(&seen).await
+    };
+    let taken = loop {
+        tokio::select! {
+            biased;
+            taken = &mut asked => break taken,
+            // A node that does not say what it waits for says how the takeover ends all the same.
+            group = look() => if let Ok(group) = group {
+                let seconds = begun.elapsed().as_secs();
+                let line = format!("volume {name}: {seconds} s: {}", waits(&group));
+                match &bar {
+                    Some(bar) => bar.set_message(line),
+                    None => output::note(&line),
+                }
+            }
+        }
+    };
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(taken?)
+}
+
+/// What the node waits for that takes this group.
+fn waits(group: &Group) -> String {
+    let here = group.here.as_ref();
+    let Some(takeover) = here.and_then(|here| here.takeover.as_ref()) else {
+        return "waiting for the record that names this node".to_owned();
+    };
+    let silent = match &takeover.silent[..] {
+        [] => String::new(),
+        [one] => format!("; {one} has not answered"),
+        more => format!("; {} have not answered", more.join(", ")),
+    };
+    match takeover.waits {
+        TakeoverWaits::Record => "waiting for the record to be written".to_owned(),
+        TakeoverWaits::Promises => {
+            let needed = takeover.promises_needed;
+            let count = takeover.promised.len();
+            let have = names(&takeover.promised);
+            format!("waiting for promises: {count} of {needed} ({have}){silent}")
+        }
+        TakeoverWaits::Copies => {
+            let have = names(&takeover.promised);
+            format!("bringing {have} to one level{silent}")
+        }
+        TakeoverWaits::Lease => {
+            let left = takeover.lease_ms.unwrap_or(0) as f64 / 1000.0;
+            format!(
+                "waiting until the last primary may answer no reads any more, {left:.1} s{silent}"
+            )
+        }
+        TakeoverWaits::Opening => {
+            "the group is this node's: waiting until the volume is open".to_owned()
+        }
+    }
 }
 
 /// A word of the API as it is typed.
@@ -434,6 +541,46 @@ mod tests {
     }
 
     #[test]
+    fn takeover_says_whom_and_what_it_waits_for() {
+        let mut one = group(None);
+        assert!(waits(&one).contains("the record that names this node"));
+        let mut says = |waits_for, silent: &[&str], lease_ms| {
+            one.here = Some(GroupView {
+                role: GroupRole::Takes,
+                head_blocks: 5,
+                durable_blocks: 5,
+                committed_blocks: 0,
+                others: Vec::new(),
+                takeover: Some(hdcs_api::groups::Takeover {
+                    waits: waits_for,
+                    promised: vec!["b".to_owned()],
+                    silent: silent.iter().map(ToString::to_string).collect(),
+                    promises_needed: 2,
+                    lease_ms,
+                }),
+            });
+            waits(&one)
+        };
+        for (waits_for, silent, lease_ms, line) in [
+            (
+                TakeoverWaits::Promises,
+                &["a", "c"][..],
+                None,
+                "waiting for promises: 1 of 2 (b); a, c have not answered",
+            ),
+            (TakeoverWaits::Copies, &[], None, "bringing b to one level"),
+            (
+                TakeoverWaits::Lease,
+                &["a"],
+                Some(1_240),
+                "waiting until the last primary may answer no reads any more, 1.2 s; a has not answered",
+            ),
+        ] {
+            assert_eq!(says(waits_for, silent, lease_ms), line);
+        }
+    }
+
+    #[test]
     fn every_ack_level_is_typed_as_it_is_shown() {
         for level in Ack::value_variants() {
             let typed = level.to_possible_value().unwrap();
@@ -483,6 +630,7 @@ mod tests {
                 behind_bytes: 15 << 12,
                 resync: None,
             }],
+            takeover: None,
         };
         let shown = show(&group(Some(here)));
         for part in [

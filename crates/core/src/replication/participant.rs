@@ -36,6 +36,7 @@ mod reads;
 mod repairs;
 mod standing;
 mod superblocks;
+mod taking;
 #[cfg(test)]
 mod tests;
 
@@ -55,6 +56,7 @@ use repairs::Repairs;
 use slab::Slab;
 use standing::{Announced, Standing};
 use superblocks::Superblocks;
+pub use taking::{Taking, Waits};
 
 use super::group::{Group, OtherCopy};
 use super::message::Message;

@@ -297,6 +297,12 @@ impl Takeover {
         })
     }
 
+    /// Members that have not answered.
+    pub fn silent(&self) -> impl Iterator<Item = Member> {
+        let answers = self.answers.iter();
+        answers.filter_map(|(member, answer)| answer.copy.is_none().then_some(*member))
+    }
+
     /// Whether enough have promised to go on without the others.
     pub fn has_enough(&self) -> bool {
         let has_own = self.whole().any(|(member, _)| member == self.me);

@@ -30,7 +30,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 pub use description::openapi;
 use hdcs_api::events::{Event, Outcome};
-use hdcs_api::groups::{Group, GroupChange, TakeOver};
+use hdcs_api::groups::{Group, GroupChange};
 use hdcs_api::{
     ApiError, CheckReport, CloneVolume, CreateVolume, DeleteOptions, Deleted, DetachOptions,
     Detached, ErrorKind, EventQuery, KeyPlace, MakeSnapshot, OpenVolume, OpenedVolume, Reloaded,
@@ -517,15 +517,10 @@ async fn set_group(
 
 /// Have this node, a member of the volume's group, become its primary.
 #[utoipa::path(post, path = "/v1/volumes/{name}/takeover", params(("name" = String, Path)),
-    request_body = TakeOver,
     responses((status = 200, body = Group), (status = 404, body = ApiError),
         (status = 409, body = ApiError)))]
-async fn take_over_volume(
-    State(node): Shared,
-    Path(name): Path<String>,
-    Json(request): Json<TakeOver>,
-) -> Answer<Group> {
-    detached(async move { node.groups.take_over(&name, request).await }).await
+async fn take_over_volume(State(node): Shared, Path(name): Path<String>) -> Answer<Group> {
+    detached(async move { node.groups.take_over(&name).await }).await
 }
 
 /// What was done, refused and seen: the newest events, or those after a number, in order.

@@ -132,7 +132,7 @@ fn map_reason(report: &VolumeReport) -> Option<String> {
 }
 
 /// A time as people say it.
-fn seconds(age: Nanos) -> String {
+pub fn seconds(age: Nanos) -> String {
     format!("{} s", age.0 / 1_000_000_000)
 }
 

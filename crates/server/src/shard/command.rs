@@ -21,7 +21,6 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
-use hdcs_core::replication::participant::Status;
 use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::volume::sharing::GivenBack;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
@@ -36,7 +35,7 @@ use uuid::Uuid;
 
 use super::control::NOT_OPEN;
 use super::counts::LoopReport;
-use super::groups::{CopySpec, GroupsConfig};
+use super::groups::{CopySpec, GroupsConfig, Seen};
 use super::log_space::LogSpace;
 use super::places::Place;
 use super::residents::Residence;
@@ -584,7 +583,7 @@ pub enum Command {
     /// It is not known how asking for a record ended; the one that was seen last is still there.
     AskAgain(Uuid),
     /// What may be known of the copy of a volume's log.
-    CopyStatus(Uuid, Answer<Status>),
+    CopyStatus(Uuid, Answer<Seen>),
     /// What clients are told who ask for a volume that is not open; `None`: there is none of this name.
     Explain(String, Option<Unopened>),
     /// Counters and gauges.

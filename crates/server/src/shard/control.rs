@@ -193,8 +193,8 @@ impl Shard {
             }
             Command::CopyStatus(volume, answer) => {
                 let groups = self.state.groups.as_ref();
-                let status = groups.and_then(|groups| groups.status(volume));
-                tell(answer, status.ok_or_else(|| NO_COPY.to_owned()));
+                let seen = groups.and_then(|groups| groups.look(self.state.now, volume));
+                tell(answer, seen.ok_or_else(|| NO_COPY.to_owned()));
             }
             Command::Explain(name, unopened) => self.state.directory.explain(name, unopened),
             Command::Report(answer) => {

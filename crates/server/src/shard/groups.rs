@@ -31,8 +31,9 @@ use hdcs_core::base::io::{DurableWay, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
-use hdcs_core::replication::participant::{Participant, Status, Times};
+use hdcs_core::replication::participant::{Participant, Status, Taking, Times};
 use hdcs_core::replication::record::{GroupRecord, Shape};
+use hdcs_core::replication::takeover::Stop;
 use hdcs_core::volume::Copies;
 use hdcs_core::wire::replication::{About, LogName};
 use hdcs_device::file::Device;
@@ -47,6 +48,7 @@ use uuid::Uuid;
 use super::command::Answer;
 use super::links::{Event as LinkEvent, Links, LinksConfig, Received};
 use super::slots::Slots;
+use crate::cluster::names::Named;
 use crate::log_limit::LogLimit;
 
 /// How often a member may say that it has no such log before that is worth a line.
@@ -80,9 +82,18 @@ pub enum GroupChange {
     /// It is no more: the volume is to be closed.
     Fenced,
     /// A takeover did not come about.
-    Stopped(String),
+    Stopped(Stop),
     /// A write to the copy's device failed.
     Failed(IoError),
+}
+
+/// What may be known of a copy.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Where it stands.
+    pub status: Status,
+    /// What its node waits for, if that takes the group.
+    pub taking: Option<Taking>,
 }
 
 /// What a shard needs to have copies.
@@ -236,8 +247,12 @@ impl Groups {
     }
 
     /// What may be known of a copy.
-    pub fn status(&self, volume: Uuid) -> Option<Status> {
-        Some(self.copy(volume)?.participant.status())
+    pub fn look(&self, now: Nanos, volume: Uuid) -> Option<Seen> {
+        let participant = &self.copy(volume)?.participant;
+        Some(Seen {
+            status: participant.status(),
+            taking: Taking::of(participant, now),
+        })
     }
 
     /// The slot of the volume that stands on a copy, and whether as many nodes have one as should.
@@ -407,7 +422,7 @@ impl Groups {
                             && let Some(left_out) = copy.faults.pass()
                         {
                             tracing::warn!(
-                                volume = %copy.volume, member = %from, left_out,
+                                volume = %copy.volume, member = %Named(from), left_out,
                                 "the node has no copy of the volume's log, or one of another log: its own log says why"
                             );
                         }

@@ -104,6 +104,7 @@ impl Node {
                 format!("volume {name}: it exists already: choose another name"),
             ));
         }
+        self.groups.refuse_name(&name, None).await?;
         let group = self.groups.plan(&name, &request)?;
         let entry = self.plan(name.clone(), &request).await?;
         let volumes = self.volumes.count() + 1;

@@ -12,7 +12,6 @@ use std::sync::Arc;
 pub use changes::set_group;
 use hdcs_api::groups::{
     Group, GroupChange, GroupPhase, GroupRecord as ApiRecord, GroupRequest, GroupRole, GroupView,
-    TakeOver,
 };
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Mode};
 use hdcs_core::replication::Member;
@@ -45,9 +44,12 @@ pub trait Replication: Send + Sync {
     /// What this node sees of a group, if it has a part in it.
     fn view(&self, volume: Uuid) -> Option<GroupView>;
 
+    /// Why this node has no copy of use, if it should have one.
+    fn trouble(&self, volume: Uuid) -> Option<String>;
+
     /// Have this node, a member that does not serve, take the group whose newest record is given. It ends when the volume
     /// is served, or with the reason why it is not.
-    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()>;
+    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord) -> Work<()>;
 
     /// Have the group become this, whose newest record is given and which this node serves. It ends when a record says
     /// so, or with the reason why none does.
@@ -245,17 +247,41 @@ impl Groups {
         let name = &entry.name;
         let spec = VolumeSpecFile::of(entry, log);
         let spec = spec.ok_or_else(|| failed(format!("volume {name}: it has no backend")))?;
-        if self.find(name.as_str()).await.is_ok() {
-            return Err(ApiError::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name}: another volume of the cluster has this name: choose another"
-                ),
-            ));
-        }
+        self.refuse_name(name, Some(entry.uuid)).await?;
         let first = plan.first_record();
         let made = self.ask_store(move |store| store.create(&spec, &first));
         made.await.map_err(|error| at_volume(name.as_str(), error))
+    }
+
+    /// Refuse a name that another volume has whose group is among the records: at other nodes it means that one. A node
+    /// that is alone has its names for itself.
+    pub async fn refuse_name(&self, name: &VolumeName, own: Option<Uuid>) -> Result<(), ApiError> {
+        if self.setup.cluster().is_none() {
+            return Ok(());
+        }
+        let cluster = self.cluster()?;
+        let found = self.ask_store(|store| store.is_there().and_then(|()| store.groups()));
+        let found = found.await.map_err(|error| {
+            let why = format!(
+                "volume {name}: whether another volume of the cluster has this name is not to be seen: {}",
+                error.message
+            );
+            ApiError::new(error.kind, why)
+        })?;
+        let taken = (found.into_values().flatten())
+            .find(|(spec, _)| spec.name == *name && Some(spec.uuid) != own);
+        let Some((_, record)) = taken else {
+            return Ok(());
+        };
+        let members = record.config.members.iter();
+        let members: Vec<_> = members.map(|member| cluster.called(member)).collect();
+        Err(ApiError::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {name}: another volume of the cluster has this name, with copies on {}: choose another",
+                members.join(", ")
+            ),
+        ))
     }
 
     /// Have the nodes of a volume's group know its size and its settings, before they could serve it with others. Only
@@ -364,7 +390,7 @@ impl Groups {
     }
 
     /// Have this node take the group of a volume.
-    pub async fn take_over(&self, name: &str, request: TakeOver) -> Result<Group, ApiError> {
+    pub async fn take_over(&self, name: &str) -> Result<Group, ApiError> {
         let cluster = self.cluster()?;
         let (spec, record) = self.find(name).await?;
         let own = cluster.own.member;
@@ -384,7 +410,7 @@ impl Groups {
         if record.primary() == Some(own) && self.is_served(spec.uuid) {
             return refuse(format!("this node, {}, serves it already", cluster.node));
         }
-        self.replication()?.take_over(spec, record, request).await?;
+        self.replication()?.take_over(spec, record).await?;
         self.show(name).await
     }
 
@@ -457,7 +483,7 @@ impl Groups {
             volume: spec.name.to_string(),
             uuid: spec.uuid.to_string(),
             record: Some(in_api(cluster, record)),
-            trouble: None,
+            trouble: replication.and_then(|path| path.trouble(spec.uuid)),
             here: replication.and_then(|path| path.view(spec.uuid)),
         }
     }

@@ -22,6 +22,7 @@
 //! 2. Of one group one thing is done at a time, in the order of what was told; but records are asked for at once, since what
 //!    is being done may wait for a member to leave.
 
+mod awaiting;
 mod beginning;
 mod configuring;
 mod forgetting;
@@ -30,12 +31,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hdcs_api::groups::{GroupRole, GroupView, TakeOver, VolumeGroup};
+use hdcs_api::groups::{GroupRole, GroupView, VolumeGroup};
 use hdcs_api::{ApiError, ErrorKind};
 use hdcs_core::base::limits::LEASE_MS_MAX;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
-use hdcs_core::replication::participant::{Role, Status};
+use hdcs_core::replication::participant::{Role, Status, Taking};
 use hdcs_core::replication::record::{GroupRecord, Phase, Shape};
 use hdcs_core::volume::State;
 use hdcs_device::DeviceRegion;
@@ -45,6 +46,7 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::copies::{follow_spec, let_go, newest_entry};
+use awaiting::Looks;
 pub(super) use beginning::begin;
 
 use super::create::{make_copy, make_copy_again};
@@ -55,12 +57,12 @@ use super::resyncs::Resyncs;
 use super::setup::Setup;
 use super::{COMMAND_TIME_MAX, MOVE_TIME_MAX, Node, WATCH_PERIOD, beside, failed, lock};
 use crate::catalogue::Entry;
-use crate::cluster::records::{Proposed, RecordStore, StoreError};
+use crate::cluster::records::{Listing, Proposed, RecordStore, StoreError};
 use crate::cluster::spec::VolumeSpecFile;
 use crate::control::link::Link;
 use crate::log_limit::LogLimit;
 use crate::shard::command::{Command, OpenFailure};
-use crate::shard::groups::{CopySpec, GroupChange, GroupEvent};
+use crate::shard::groups::{CopySpec, GroupChange, GroupEvent, Seen};
 
 /// How often the records are looked at.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -70,6 +72,8 @@ const _: () = assert!(
     TAKEOVER_TIME_MAX.as_millis() > LEASE_MS_MAX as u128 * 3 / 2,
     "a takeover may have to wait out a lease, which is stretched for clocks that differ"
 );
+/// For how long the record of a group may not be found before that counts: a directory over NFS may show the past.
+const ABSENCE_MAX: Duration = Duration::from_secs(2);
 /// Between two lines in the log about what goes wrong again and again.
 const FAULT_PERIOD: Duration = Duration::from_secs(10);
 
@@ -100,11 +104,24 @@ struct Known {
     /// Why its copy is not open, if that was tried.
     trouble: Option<String>,
     status: Option<Status>,
+    /// What this node waits for, if it takes the group.
+    taking: Option<Taking>,
+    /// The group was removed.
+    is_removed: bool,
+    /// Since when no record of it is found.
+    absent_since: Option<Instant>,
     /// The record that was read last.
     record: Option<GroupRecord>,
     resyncs: Resyncs,
     /// The volume was open without a group before, and clients wait for it.
     waited_for: Option<Destination>,
+}
+
+impl Known {
+    /// Whether no record of it has been found for a while.
+    fn is_absent(&self) -> bool {
+        (self.absent_since).is_some_and(|since| since.elapsed() > ABSENCE_MAX)
+    }
 }
 
 /// See the module.
@@ -118,6 +135,7 @@ struct Inner {
     setup: Arc<Setup>,
     known: Mutex<BTreeMap<Uuid, Known>>,
     faults: Mutex<LogLimit>,
+    looks: Mutex<Looks>,
 }
 
 impl Replicas {
@@ -130,6 +148,7 @@ impl Replicas {
             setup,
             known: Mutex::default(),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
+            looks: Mutex::default(),
         }))
     }
 
@@ -147,6 +166,15 @@ impl Replicas {
         call(lock(&self.0.known).entry(volume).or_default())
     }
 
+    fn knows(&self, volume: Uuid) -> bool {
+        lock(&self.0.known).contains_key(&volume)
+    }
+
+    /// The same of a group in which this node may have no part.
+    fn peek<T>(&self, volume: Uuid, call: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
+        lock(&self.0.known).get(&volume).and_then(call)
+    }
+
     fn complain(&self, what: &str) {
         if let Some(left_out) = lock(&self.0.faults).pass() {
             tracing::warn!(left_out, "{what}");
@@ -161,6 +189,11 @@ impl Replicas {
     /// Tell the copy of the record, if it does not know it.
     fn tell(&self, volume: Uuid, record: &GroupRecord) {
         let is_news = self.with(volume, |known| {
+            // What this node has written itself is not read before the next look.
+            let last = known.record.as_ref().map_or(0, |last| last.revision);
+            if record.revision > last {
+                known.record = Some(record.clone());
+            }
             known.is_open && record.revision > known.revision
         });
         let is_told =
@@ -233,12 +266,19 @@ impl Replicas {
             .ask("looking at a copy", COMMAND_TIME_MAX, |answer| {
                 Command::CopyStatus(volume, answer)
             });
-        let status = status.await.ok();
+        let seen = status.await.ok();
+        if !self.knows(volume) {
+            return;
+        }
         self.with(volume, |known| {
+            let (status, taking) = match seen {
+                Some(Seen { status, taking }) => (Some(status), taking),
+                None => (None, None),
+            };
             if let Some(status) = &status {
                 known.resyncs.look(Instant::now(), status);
             }
-            known.status = status;
+            (known.status, known.taking) = (status, taking);
         });
     }
 
@@ -265,8 +305,8 @@ impl Replicas {
         })
     }
 
-    /// The state of a volume that this node has a copy for and has not open, why it is in that one, and whether it is
-    /// about to serve it.
+    /// The state of a volume that this node has a copy for and has not open, why it is in that one, and whether something is
+    /// being opened: the copy, or the volume.
     pub fn standing(&self, volume: Uuid) -> (State, String, bool) {
         let (stopped, trouble, status) = self.with(volume, |known| {
             let stopped = known.stopped.clone();
@@ -276,9 +316,15 @@ impl Replicas {
             let why = format!("this node's copy of its write log is of no use: {trouble}");
             return (State::Error, why, false);
         }
+        if let Some(why) = self.loss_of_group(volume) {
+            return (State::Error, why, false);
+        }
         let Some(status) = status else {
-            let why = "this node's copy of its write log is not open yet";
-            return (State::Error, why.to_owned(), false);
+            if let Some(trouble) = self.records_trouble() {
+                return (State::Error, trouble, false);
+            }
+            let why = "this node's copy of its write log is being opened";
+            return (State::Standby, why.to_owned(), true);
         };
         match (status.role, stopped) {
             (Role::Follows, _) if status.is_whole => {
@@ -303,39 +349,6 @@ impl Replicas {
             ),
         }
     }
-
-    /// Wait until this node serves a volume, or cannot.
-    pub async fn await_served(&self, name: &str, volume: Uuid) -> Result<(), ApiError> {
-        let until = Instant::now() + TAKEOVER_TIME_MAX;
-        loop {
-            let (serving, stopped) =
-                self.with(volume, |known| (known.serving, known.stopped.take()));
-            if let Some(why) = stopped {
-                let message = format!("volume {name}: this node could not take its group: {why}");
-                return Err(ApiError::new(ErrorKind::Conflict, message));
-            }
-            if serving == Serving::Yes {
-                return Ok(());
-            }
-            if Instant::now() > until {
-                let takes = self.with(volume, |known| {
-                    let status = known.status.as_ref();
-                    status.is_some_and(|status| status.role == Role::Takes)
-                });
-                let why = if takes {
-                    ": too few of its members answer, and this node serves it as soon as they do"
-                } else {
-                    ""
-                };
-                let message = format!(
-                    "volume {name}: it is not served after {} s{why}; `hdcs group show {name}` says which members it has",
-                    TAKEOVER_TIME_MAX.as_secs()
-                );
-                return Err(ApiError::new(ErrorKind::Timeout, message));
-            }
-            tokio::time::sleep(WATCH_PERIOD).await;
-        }
-    }
 }
 
 fn role(role: Role) -> GroupRole {
@@ -348,14 +361,14 @@ fn role(role: Role) -> GroupRole {
 
 impl Replication for Replicas {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
-        let (status, others) = self.with(volume, |known| {
+        let (status, others, takeover) = self.peek(volume, |known| {
             let status = known.status.clone()?;
             let others = status.others.iter().map(|other| {
                 let name = self.called(other.member);
                 known.resyncs.other(&status, name, other)
             });
             let others = others.collect();
-            Some((status, others))
+            Some((status, others, self.takeover(known)))
         })?;
         Some(GroupView {
             role: role(status.role),
@@ -363,16 +376,17 @@ impl Replication for Replicas {
             durable_blocks: status.durable,
             committed_blocks: status.committed.unwrap_or(0),
             others,
+            takeover,
         })
     }
 
-    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()> {
+    fn trouble(&self, volume: Uuid) -> Option<String> {
+        self.peek(volume, |known| known.trouble.clone())
+    }
+
+    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord) -> Work<()> {
         let replicas = self.clone();
         Box::pin(async move {
-            if request.lossy {
-                let why = "a takeover that may lose data is not there yet: start more of its members again";
-                return Err(ApiError::new(ErrorKind::Invalid, why));
-            }
             // Before the group is taken from who serves.
             replicas.look(spec.uuid).await;
             let is_of_no_use = replicas.with(spec.uuid, |known| {
@@ -403,7 +417,8 @@ pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // What is done with a volume may take long, and others do not wait for that.
     let mut queues = BTreeMap::new();
-    let mut looking: Option<JoinHandle<()>> = None;
+    let (mut looking, mut watching): (Option<JoinHandle<()>>, Option<JoinHandle<()>>) =
+        (None, None);
     loop {
         tokio::select! {
             event = events.recv() => {
@@ -426,6 +441,11 @@ pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
                 if looking.as_ref().is_none_or(JoinHandle::is_finished) {
                     let node = Arc::clone(&node);
                     looking = Some(tokio::spawn(async move { look_at_all(&node).await }));
+                }
+                // The copies say what they wait for, also while the records do not answer.
+                if watching.as_ref().is_none_or(JoinHandle::is_finished) {
+                    let node = Arc::clone(&node);
+                    watching = Some(tokio::spawn(async move { watch_all(&node).await }));
                 }
             }
         }
@@ -459,6 +479,7 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
                 end_serving(&node, volume).await;
             }
             GroupChange::Stopped(why) => {
+                let why = replicas.why_stopped(&why);
                 replicas.with(volume, |known| known.stopped = Some(why.clone()));
                 tracing::warn!(
                     "volume {}: this node did not take its group: {why}",
@@ -578,17 +599,39 @@ async fn end_serving(node: &Node, volume: Uuid) {
     node.volumes.put(entry, Some(NotOpen::Copy));
 }
 
+/// Look at what all copies of this node are and have.
+async fn watch_all(node: &Node) {
+    let Some(replicas) = &node.replicas else {
+        return;
+    };
+    let volumes: Vec<_> = lock(&replicas.0.known).keys().copied().collect();
+    for volume in volumes {
+        replicas.look(volume).await;
+    }
+}
+
 /// Look at all records: have the copies that this node should have, and tell them.
 async fn look_at_all(node: &Arc<Node>) {
     let Some(replicas) = &node.replicas else {
         return;
     };
     let store = replicas.0.store.clone();
-    let all = match beside(move || store.all()).await {
-        Ok(Ok(all)) => all,
-        Ok(Err(error)) => return replicas.complain(&error.to_string()),
-        Err(error) => return replicas.complain(&error.to_string()),
+    lock(&replicas.0.looks).begun = Some(Instant::now());
+    let all = beside(move || store.is_there().and_then(|()| store.all())).await;
+    let all = match all {
+        Ok(Ok(all)) => Ok(all),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(error) => Err(error.to_string()),
     };
+    *lock(&replicas.0.looks) = Looks {
+        begun: None,
+        trouble: all.as_ref().err().cloned(),
+    };
+    let all = match all {
+        Ok(all) => all,
+        Err(trouble) => return replicas.complain(&trouble),
+    };
+    note_absent(replicas, &all);
     for (volume, removed) in all.removed {
         if let Err(error) = let_go(node, replicas, volume, &removed).await {
             replicas.complain(&error.to_string());
@@ -612,10 +655,22 @@ async fn look_at_all(node: &Arc<Node>) {
             replicas.complain(&format!("volume {}: its copy: {error}", spec.name));
             replicas.with(volume, |known| known.trouble = Some(error.to_string()));
         }
-        replicas.look(volume).await;
         if !is_mine {
+            replicas.look(volume).await;
             forgetting::forget_copy(node, replicas, volume, &record).await;
         }
+    }
+}
+
+/// Note which groups were removed, or are not among the records.
+fn note_absent(replicas: &Replicas, all: &Listing) {
+    for (volume, known) in lock(&replicas.0.known).iter_mut() {
+        known.is_removed = all.removed.contains_key(volume);
+        known.absent_since = if known.is_removed || all.groups.contains_key(volume) {
+            None
+        } else {
+            known.absent_since.or_else(|| Some(Instant::now()))
+        };
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hdcs_api::{ApiError, Counters, Memory, Mode, Status, Volume};
+use hdcs_api::{ApiError, Counters, Memory, Mode, Problem, Status, Volume};
 use hdcs_backend::url::BackendUrl;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::volume::{Phase, State, Trouble};
@@ -58,16 +58,41 @@ fn show_group(
         if is_begun {
             view::phase(Phase::Opening).clone_into(&mut volume.phase);
         }
-    } else if let (Some((Trouble::CopiesShort | Trouble::CopiesTooFew, _)), Some(group)) =
-        (trouble, &volume.group)
+        return;
+    }
+    let Some(reason) = &mut volume.reason else {
+        return;
+    };
+    if let Some((Trouble::LogSilent, age)) = trouble
+        && let Some(why) = replicas.awaited(uuid)
+    {
+        // Its own device has answered: a write ends only once members have it.
+        *reason = format!(
+            "copies: for {} {why}; writes and flushes wait",
+            view::seconds(age)
+        );
+        return;
+    }
+    if !matches!(
+        trouble,
+        Some((
+            Trouble::CopiesShort | Trouble::CopiesTooFew | Trouble::NoLease,
+            _
+        ))
+    ) {
+        return;
+    }
+    if let Some(group) = &volume.group
         && group.members.len() < usize::from(group.replicas)
-        && let Some(reason) = &mut volume.reason
     {
         *reason += &format!(" (there are those of {}", group.members.join(", "));
         if !group.joiners.is_empty() {
             *reason += &format!(", and not those of {}", group.joiners.join(", "));
         }
         *reason += ")";
+    }
+    if let Some(trouble) = replicas.records_trouble() {
+        *reason += &format!("; {trouble}");
     }
 }
 
@@ -263,7 +288,16 @@ impl Node {
             *volumes_by_state.entry(volume.state.clone()).or_default() += 1;
         }
         let cache = view::cache(report);
-        let problems = view::problems(views, &cache);
+        let mut problems = view::problems(views, &cache);
+        let replicas = self.replicas.as_ref();
+        if let Some(reason) = replicas.and_then(Replicas::records_trouble) {
+            problems.push(Problem {
+                part: "records of groups".to_owned(),
+                state: view::state(State::Error).to_owned(),
+                for_ms: None,
+                reason,
+            });
+        }
         let state = if problems.is_empty() {
             State::Healthy
         } else {

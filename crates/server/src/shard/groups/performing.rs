@@ -107,7 +107,7 @@ impl Groups {
                 return Some((slot?, Told::Fenced));
             }
             Act::Short(refuses) => return Some((copy.slot?, Told::Short(refuses))),
-            Act::Stopped(why) => self.tell(volume, GroupChange::Stopped(why.to_string())),
+            Act::Stopped(why) => self.tell(volume, GroupChange::Stopped(why)),
             Act::Failed(error) => self.tell(volume, GroupChange::Failed(error)),
         }
         None
@@ -348,7 +348,8 @@ pub fn copy_opened(shard: &mut Shard, token: Token, opened: Box<dyn Any + Send>)
 /// answers nobody, so that it is not counted again.
 pub fn forget_copy(shard: &mut Shard, volume: Uuid, revision: u64) -> Result<(), String> {
     let groups = shard.state.groups.as_ref().ok_or(NO_CLUSTER)?;
-    let joined = groups.status(volume).map_or(0, |status| status.joined);
+    let copy = groups.copy(volume);
+    let joined = copy.map_or(0, |copy| copy.participant.status().joined);
     if joined >= revision {
         return Err("it was brought up again meanwhile".to_owned());
     }

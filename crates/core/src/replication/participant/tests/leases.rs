@@ -76,6 +76,37 @@ fn candidate_serves_only_once_the_lease_of_one_that_is_cut_off_is_over() {
 }
 
 #[test]
+fn candidate_says_whom_and_what_it_waits_for() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.pass(600);
+    take_from_one_that_is_cut_off(&mut net);
+    let mut waits = Vec::new();
+    while net.node(Member(1)).began == 0 {
+        let now = net.now;
+        let taking = Taking::of(net.participant(Member(1)), now);
+        let taking = taking.expect("it has not begun to serve");
+        assert!(taking.silent.contains(&Member(0)) && taking.needed == 1);
+        if matches!(taking.waits, Waits::Lease { .. }) {
+            assert_eq!(taking.silent, [Member(0)]);
+            assert_eq!(taking.promised, [Member(1), Member(2)]);
+        }
+        waits.push(taking.waits);
+        net.pass(50);
+    }
+    assert_eq!(waits[0], Waits::Promises);
+    let lefts: Vec<_> = (waits.iter())
+        .filter_map(|waits| match waits {
+            Waits::Lease { left } => Some(*left),
+            _ => None,
+        })
+        .collect();
+    assert!(lefts.len() > 1, "{waits:?}");
+    assert!(lefts.is_sorted_by(|left, next| left > next), "{lefts:?}");
+    let now = net.now;
+    assert_eq!(Taking::of(net.participant(Member(1)), now), None);
+}
+
+#[test]
 fn candidate_that_has_the_old_primarys_promise_waits_for_no_lease() {
     let mut net = Net::healthy(AckLevel::All);
     net.pass(600);

@@ -59,7 +59,7 @@ fn create(nodes: &[&str]) -> CreateVolume {
 /// A data path that takes every group at once, or refuses.
 #[derive(Default)]
 struct FakePath {
-    taken: Mutex<Vec<(Uuid, u64, bool)>>,
+    taken: Mutex<Vec<(Uuid, u64)>>,
     shapes: Mutex<Vec<Shape>>,
     refuses: bool,
 }
@@ -67,7 +67,7 @@ struct FakePath {
 impl Replication for FakePath {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
         let taken = lock(&self.taken);
-        let (_, epoch, _) = taken.iter().find(|(taken, ..)| *taken == volume)?;
+        let (_, epoch) = taken.iter().find(|(taken, _)| *taken == volume)?;
         Some(GroupView {
             role: GroupRole::Serves,
             head_blocks: 30 + epoch,
@@ -80,13 +80,18 @@ impl Replication for FakePath {
                 behind_bytes: 20 << 12,
                 resync: None,
             }],
+            takeover: None,
         })
     }
 
-    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord, request: TakeOver) -> Work<()> {
+    fn trouble(&self, _: Uuid) -> Option<String> {
+        None
+    }
+
+    fn take_over(&self, spec: VolumeSpecFile, record: GroupRecord) -> Work<()> {
         let refuses = self.refuses;
         if !refuses {
-            lock(&self.taken).push((spec.uuid, record.epoch, request.lossy));
+            lock(&self.taken).push((spec.uuid, record.epoch));
         }
         Box::pin(async move {
             if refuses {
@@ -105,7 +110,8 @@ impl Replication for FakePath {
 /// Groups over a store with the group of volume `v`.
 async fn made(refuses: bool) -> (tempfile::TempDir, Arc<FakePath>, Groups, Entry) {
     let root = tempfile::tempdir().unwrap();
-    RecordStore::open(root.path(), Member(1)).unwrap();
+    let store = RecordStore::open(root.path(), Member(1)).unwrap();
+    store.claim(Uuid::from_u128(9)).unwrap();
     let path = Arc::new(FakePath {
         refuses,
         ..FakePath::default()
@@ -218,10 +224,7 @@ async fn node_that_is_alone_or_does_not_replicate_says_so() {
     let silent = Groups::new(setup(config(root.path())), None);
     let error = silent.plan(&name, &create(&["a", "b"])).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Unavailable);
-    let error = silent
-        .take_over("v", TakeOver::default())
-        .await
-        .unwrap_err();
+    let error = silent.take_over("v").await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Unavailable);
     assert_eq!(store.read(entry.uuid).unwrap(), Some(record));
     assert_eq!(silent.show("v").await.unwrap().here, None);
@@ -277,14 +280,10 @@ async fn group_is_shown_by_the_names_of_nodes_with_what_this_node_sees() {
 #[tokio::test]
 async fn takeover_is_for_members_that_do_not_serve() {
     let (root, path, groups, entry) = made(false).await;
-    let lossy = TakeOver { lossy: true };
-    let taken = groups.take_over("v", lossy).await.unwrap();
-    assert_eq!(*lock(&path.taken), [(entry.uuid, 1, true)]);
+    let taken = groups.take_over("v").await.unwrap();
+    assert_eq!(*lock(&path.taken), [(entry.uuid, 1)]);
     assert_eq!(taken.here.unwrap().role, GroupRole::Serves);
-    let again = groups
-        .take_over("v", TakeOver::default())
-        .await
-        .unwrap_err();
+    let again = groups.take_over("v").await.unwrap_err();
     assert!(again.message.contains("serves it already"), "{again}");
     // The record of a group in which this node is no member.
     let store = RecordStore::new(root.path(), Member(1));
@@ -300,7 +299,7 @@ async fn takeover_is_for_members_that_do_not_serve() {
         ..spec
     };
     store.create(&spec, &other.first_record()).unwrap();
-    let refused = groups.take_over("w", lossy).await.unwrap_err();
+    let refused = groups.take_over("w").await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
     assert!(
         refused.message.contains("no member") && refused.message.contains("ask one of b"),
@@ -311,10 +310,7 @@ async fn takeover_is_for_members_that_do_not_serve() {
 #[tokio::test]
 async fn takeover_that_fails_says_why() {
     let (_root, _path, groups, _entry) = made(true).await;
-    let failed = groups
-        .take_over("v", TakeOver::default())
-        .await
-        .unwrap_err();
+    let failed = groups.take_over("v").await.unwrap_err();
     assert_eq!(failed.message, "too few promises");
 }
 
@@ -384,7 +380,7 @@ fn change(nodes: &[&str]) -> GroupChange {
 /// The same groups, whose volume this node serves.
 async fn served() -> (tempfile::TempDir, Arc<FakePath>, Groups) {
     let (root, path, groups, _) = made(false).await;
-    groups.take_over("v", TakeOver::default()).await.unwrap();
+    groups.take_over("v").await.unwrap();
     (root, path, groups)
 }
 
