@@ -740,35 +740,30 @@ fn point_at(log: &impl Spans, position: u64, tail: Point) -> Option<Point> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::SpanId;
     use super::super::message::Copy;
-    use super::super::record::{AckLevel, WhenShort};
+    use super::super::record::AckLevel;
     use super::super::replica::{Replica, Superblock};
     use super::*;
 
     const EPOCH: u64 = 1;
 
-    /// The primary of three, with a log of so many spans of a block each.
-    pub(super) fn group(ack: AckLevel) -> (Group, Replica) {
-        let config = Config {
-            members: (0..3)
-                .map(Member)
-                .map(|member| Seat { member, joined: 1 })
-                .collect(),
-            replicas: 3,
-            ack,
-            copies_min: 1,
-            when_short: WhenShort::Wait,
-        };
-        let record = GroupRecord::first(Member(0), config, Nodes::new());
+    /// The primary of so many, with an empty log.
+    pub(in super::super) fn group_of(count: u16, ack: AckLevel) -> (Group, Replica) {
         let change = Change {
             number: 1,
             incarnation: 1,
             ..Change::default()
         };
+        let record = GroupRecord::of_members(count, ack);
         let group = Group::new(Member(0), record, Point::default(), change);
         (group, Replica::new(Superblock::new(true), 64, []))
+    }
+
+    /// The primary of three.
+    pub(super) fn group(ack: AckLevel) -> (Group, Replica) {
+        group_of(3, ack)
     }
 
     pub(super) fn append(log: &mut Replica) {
@@ -802,21 +797,10 @@ mod tests {
         messages
     }
 
-    pub(super) fn attach(group: &mut Group, log: &Replica, member: u16) {
+    pub(in super::super) fn attach(group: &mut Group, log: &Replica, member: u16) {
         group.connected(Member(member));
         messages(group, log);
-        let copy = Copy {
-            promised: EPOCH,
-            head: Point::default(),
-            tail: Point::default(),
-            sync_points: 0,
-            incarnation: 1,
-            is_unflushed: false,
-            joined: 1,
-            is_whole: true,
-            lease_left_ms: 0,
-        };
-        group.receive(Member(member), &Message::Attached(copy), log);
+        group.receive(Member(member), &Message::Attached(Copy::empty(EPOCH)), log);
     }
 
     #[test]
@@ -913,15 +897,8 @@ mod tests {
         group.connected(Member(1));
         messages(&mut group, &log);
         let copy = Copy {
-            promised: EPOCH,
-            head: Point::default(),
-            tail: Point::default(),
-            sync_points: 0,
-            incarnation: 1,
-            is_unflushed: false,
             joined: 5,
-            is_whole: true,
-            lease_left_ms: 0,
+            ..Copy::empty(EPOCH)
         };
         group.receive(Member(1), &Message::Attached(copy), &log);
         let record = group.next_record().unwrap();

@@ -212,6 +212,24 @@ pub struct Change {
     pub is_unflushed: bool,
 }
 
+#[cfg(test)]
+impl Copy {
+    /// A whole copy that has nothing yet.
+    pub(super) fn empty(promised: u64) -> Self {
+        Self {
+            promised,
+            head: Point::default(),
+            tail: Point::default(),
+            sync_points: 0,
+            incarnation: 1,
+            is_unflushed: false,
+            joined: 1,
+            is_whole: true,
+            lease_left_ms: 0,
+        }
+    }
+}
+
 impl Copy {
     /// Whether the copy's superblock says what this change says.
     pub fn says(&self, change: &Change) -> bool {

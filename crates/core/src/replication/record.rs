@@ -438,6 +438,25 @@ impl GroupRecord {
 }
 
 #[cfg(test)]
+impl GroupRecord {
+    /// The first record of so many members, which node 0 serves.
+    pub(super) fn of_members(count: u16, ack: AckLevel) -> Self {
+        let seats = (0..count).map(|node| Seat {
+            member: Member(node),
+            joined: 1,
+        });
+        let config = Config {
+            members: seats.collect(),
+            replicas: count as u8,
+            ack,
+            copies_min: 1,
+            when_short: WhenShort::Wait,
+        };
+        Self::first(Member(0), config, Nodes::new())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -247,10 +247,11 @@ fn millis(time: Nanos) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replication::message::{Change, Copy};
-    use crate::replication::record::{AckLevel, Config, GroupRecord, Nodes, Seat, WhenShort};
+    use crate::replication::Point;
+    use crate::replication::group::tests::{attach, group_of};
+    use crate::replication::message::Copy;
+    use crate::replication::record::{AckLevel, GroupRecord};
     use crate::replication::replica::{Replica, Superblock};
-    use crate::replication::{Point, Spans};
 
     const ME: Member = Member(0);
 
@@ -258,52 +259,15 @@ mod tests {
         Nanos::from_millis(millis)
     }
 
-    fn record(count: u16, ack: AckLevel) -> GroupRecord {
-        let seats = (0..count).map(|node| Seat {
-            member: Member(node),
-            joined: 1,
-        });
-        let config = Config {
-            members: seats.collect(),
-            replicas: count as u8,
-            ack,
-            copies_min: 1,
-            when_short: WhenShort::Wait,
-        };
-        GroupRecord::first(ME, config, Nodes::new())
-    }
-
     fn log() -> Replica {
         Replica::new(Superblock::new(true), 64, [])
     }
 
-    fn copy(promised: u64) -> Copy {
-        Copy {
-            promised,
-            head: Point::default(),
-            tail: Point::default(),
-            sync_points: 0,
-            incarnation: 1,
-            is_unflushed: false,
-            joined: 1,
-            is_whole: true,
-            lease_left_ms: 0,
-        }
-    }
-
     /// A primary of so many members, all in step.
     fn group(count: u16, ack: AckLevel) -> Group {
-        let change = Change {
-            number: 1,
-            incarnation: 1,
-            ..Change::default()
-        };
-        let log = log();
-        let mut group = Group::new(ME, record(count, ack), log.head(), change);
-        for member in (1..count).map(Member) {
-            group.connected(member);
-            assert!(group.next_message(member, &log).is_some());
-            group.receive(member, &Message::Attached(copy(1)), &log);
+        let (mut group, log) = group_of(count, ack);
+        for member in 1..count {
+            attach(&mut group, &log, member);
         }
         assert_eq!(group.followers().count(), usize::from(count) - 1);
         group
@@ -407,13 +371,13 @@ mod tests {
     /// Node 1 takes the group; these have promised, and this is left of their echoes.
     fn takeover(count: u16, ack: AckLevel, left: &[(u16, u32)]) -> (Takeover, Leases) {
         let me = Member(1);
-        let mut takeover = Takeover::new(me, record(count, ack).taking(me));
+        let mut takeover = Takeover::new(me, GroupRecord::of_members(count, ack).taking(me));
         let mut leases = leases();
         for &(member, left_ms) in left {
             let member = Member(member);
             takeover.connected(member);
             takeover.next_message(member, &log(), Point::default());
-            takeover.receive(member, &Message::Promised(copy(2)));
+            takeover.receive(member, &Message::Promised(Copy::empty(2)));
             leases.promised(at(100), member, left_ms, true);
         }
         (takeover, leases)
