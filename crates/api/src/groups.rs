@@ -233,6 +233,8 @@ pub enum GroupOtherState {
     ReadingBack,
     /// The node is not reached.
     Away,
+    /// It cannot be brought up: it needs blocks of the log that are damaged on this node, and no member has them whole.
+    Blocked,
 }
 
 /// Another node of a group, as the primary sees it.

@@ -69,6 +69,8 @@ pub enum Stage {
     ReadsBack,
     /// A joiner that is to become a member.
     Whole,
+    /// One that needs a part of the log which is damaged here, and which no member has whole.
+    Blocked,
 }
 
 /// What the primary sees of another node's copy.

@@ -58,7 +58,7 @@ use standing::{Announced, Standing};
 use superblocks::Superblocks;
 pub use taking::{Taking, Waits};
 
-use super::group::{Group, OtherCopy};
+use super::group::{Group, OtherCopy, Stage};
 use super::message::Message;
 use super::record::{GroupRecord, Phase, Shape};
 use super::replica::Replica;
@@ -117,6 +117,14 @@ pub enum Act {
     Ask(GroupRecord),
     /// Break the link over which this node leads that one, and make it anew.
     Break(Member),
+    /// A node cannot be brought up: on this medium this span is not as it should be, and no member has it whole. Said once
+    /// for each span.
+    Blocked {
+        /// The node.
+        member: Member,
+        /// What it needs.
+        span: SpanId,
+    },
     /// Break the link over which that node leads this one: it sent what it must not.
     Drop(Member),
     /// The group is this node's: what stands on the log may be opened.
@@ -196,9 +204,9 @@ enum Operation {
     Read {
         piece: reads::Piece,
     },
-    /// What another node had of it.
+    /// What another node had of it, for what stands on the log or for a joiner.
     Repair {
-        token: Token,
+        standing: Option<Token>,
     },
 }
 
@@ -422,10 +430,19 @@ impl Participant {
             is_whole: self.replica.is_whole(),
             links: self.links.iter().copied().collect(),
             others: match &self.part {
-                Part::Serves(group) => group.copies().collect(),
+                Part::Serves(group) => group.copies().map(|copy| self.as_seen(copy)).collect(),
                 Part::Follows | Part::Takes(_) => Vec::new(),
             },
         }
+    }
+
+    fn as_seen(&self, copy: OtherCopy) -> OtherCopy {
+        let stage = if self.repairs.is_blocked(copy.member) {
+            Stage::Blocked
+        } else {
+            copy.stage
+        };
+        OtherCopy { stage, ..copy }
     }
 
     /// Whether nothing of it is under way on the medium.
@@ -493,7 +510,7 @@ impl Participant {
     pub fn no_log(&mut self, now: Nanos, from: Member) {
         self.now = now;
         if self.links.contains(&from) {
-            meeting::pause(self, from);
+            meeting::pause(self, from, meeting::MEET_PAUSE);
         }
         self.pump();
     }
@@ -849,7 +866,9 @@ impl Participant {
         };
         self.rewrites -= usize::from(operation.rewrites());
         match (operation, result) {
-            (Operation::Repair { token }, _) => self.acts.push(Act::Repaired(token)),
+            (Operation::Repair { standing }, _) => {
+                self.acts.extend(standing.map(Act::Repaired));
+            }
             (Operation::Read { piece }, result) => self.read_piece(piece, result),
             (Operation::Span { end }, Ok(_)) => {
                 if let Some(index) = self.find_held(end) {

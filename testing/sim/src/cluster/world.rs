@@ -605,8 +605,8 @@ impl ClusterWorld {
                 }
                 Ok(())
             }
-            // No volume here is asked to fail for want of members.
-            Act::Short(_) => Ok(()),
+            // No volume here is asked to fail for want of members, and nobody reads what a joiner waits for.
+            Act::Short(_) | Act::Blocked { .. } => Ok(()),
             Act::Stopped(_) => {
                 self.coverage.stopped += 1;
                 self.engine.note("gives up", [node as u64, 0, 0, 0]);

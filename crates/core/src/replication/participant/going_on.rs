@@ -7,15 +7,15 @@ use smallvec::SmallVec;
 use super::reads::{self, Purpose};
 use super::repairs;
 use super::{Act, Operation, Outbox, Part, Participant, meeting};
+use crate::base::buf::Buf;
 use crate::base::error::IoError;
 use crate::base::io::{Done, Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
-use crate::replication::Member;
-use crate::replication::Spans;
 use crate::replication::group::Group;
 use crate::replication::message::{Message, Question};
 use crate::replication::record::WhenShort;
 use crate::replication::takeover::{Step, Takeover};
+use crate::replication::{Member, SpanId, Spans};
 
 impl Participant {
     /// Go on as far as it goes without anybody else.
@@ -325,12 +325,11 @@ impl Participant {
         };
         match (purpose, data) {
             (Purpose::Send { to, life, place }, data) => {
-                let outbox = self.outboxes.get_mut(&to);
-                match (outbox.filter(|outbox| outbox.life() == life), data) {
-                    (Some(outbox), Some(data)) => outbox.fill(place, data),
-                    // It has gone from the log, or cannot be read: who waits for it begins anew.
-                    (Some(_), None) => self.acts.push(Act::Break(to)),
-                    (None, _) => {}
+                let outbox = self.outboxes.get(&to);
+                match (outbox.is_some_and(|outbox| outbox.life() == life), data) {
+                    (true, Some(data)) => self.fill_send((to, life, place), &span, data),
+                    (true, None) => repairs::want(self, to, life, place, span),
+                    (false, _) => {}
                 }
             }
             (Purpose::Answer { to, epoch }, Some(data)) => self.acts.push(Act::Answer {
@@ -346,6 +345,20 @@ impl Participant {
                 data: Vec::new(),
             }),
             (Purpose::Verify, _) => {}
+        }
+    }
+
+    /// The data is there of a message that waits for it, unless that does not go any more.
+    pub(super) fn fill_send(
+        &mut self,
+        (to, life, place): (Member, u64, u64),
+        span: &SpanId,
+        data: Vec<Buf>,
+    ) {
+        let outbox = self.outboxes.get_mut(&to);
+        if let Some(outbox) = outbox.filter(|outbox| outbox.life() == life) {
+            outbox.fill(place, data);
+            self.repairs.filled(to, span);
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::replication::Member;
 use crate::replication::message::Question;
 
 /// How long a member that had nothing to say is left alone.
-const MEET_PAUSE: Nanos = Nanos::from_millis(500);
+pub(super) const MEET_PAUSE: Nanos = Nanos::from_millis(500);
 
 /// A member is reached.
 pub(super) fn meet(this: &mut Participant, to: Member) {
@@ -26,6 +26,7 @@ pub(super) fn lose(this: &mut Participant, from: Member) {
     this.links.remove(&from);
     this.outboxes.remove(&from);
     this.repairs.give_up_on(from);
+    this.repairs.forget_sends(from);
     this.reads.forget_sends(from);
     this.leases.disconnected(from);
     match &mut this.part {
@@ -36,14 +37,15 @@ pub(super) fn lose(this: &mut Participant, from: Member) {
 }
 
 /// Begin with a member as if it was reached anew, but not at once: it would come to the same again.
-pub(super) fn pause(this: &mut Participant, member: Member) {
+pub(super) fn pause(this: &mut Participant, member: Member, time: Nanos) {
     lose(this, member);
-    this.paused.insert(member, this.now.plus(MEET_PAUSE));
+    this.paused.insert(member, this.now.plus(time));
 }
 
 /// What was to go to a member does not.
 pub(super) fn renew_outbox(this: &mut Participant, to: Member) {
     this.reads.forget_sends(to);
+    this.repairs.forget_sends(to);
     this.lives += 1;
     this.outboxes.insert(to, Outbox::new(this.lives));
 }
@@ -59,7 +61,7 @@ pub(super) fn hear_nothing(this: &mut Participant, from: Member, question: Quest
         | Question::Beat
         | Question::Join
         | Question::Promise
-        | Question::ReadLog => pause(this, from),
+        | Question::ReadLog => pause(this, from, MEET_PAUSE),
         // More was sent after it, and what is said to that must not be taken for what is said later.
         Question::Superblock | Question::JoinAt | Question::Verify => {
             this.acts.push(Act::Break(from));

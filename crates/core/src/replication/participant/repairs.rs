@@ -3,19 +3,22 @@
 //! ```text
 //!  what stands on the log                 member                        this medium
 //!  reads bad blocks ── repair ──► ReadLog ────► LogData ──► is it whole? ──► written ──► Repaired: reads again
+//!  a message to a joiner ─ want ─────┤                              └──► sent to the joiner too
 //!                                    │ none of it, or it is no better: the next member; none is left ──► Repaired
+//!                                    └──────────────────────────────── for a joiner: Blocked, and met again after a pause
 //! ```
 //!
 //! Invariants:
 //! 1. One is asked for at a time, since a member answers one such request at a time. Each ends, whether it helped or not: after [`Repairs::deadline`], or when the part ends.
-//! 2. Only the blocks that were asked for are written: who stands on the log keeps their places from being used again, and
-//!    those of no others.
+//! 2. Only the blocks that were asked for are written, while the log has their span. Until that write has ended, no write of
+//!    a span begins (invariant 4 of [`super`]), so that nothing newer can be in their place.
 //! 3. What a member sends is written only if it is the span, whole, by its checksums.
+//! 4. What a joiner needs and nobody has whole is looked for again after [`BLOCKED_PAUSE`], not sooner, and said once.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::{Act, Operation, Part, Participant};
+use super::{Act, Operation, Part, Participant, meeting};
 use crate::base::buf::Buf;
 use crate::base::io::{Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -25,11 +28,23 @@ use crate::replication::{Member, SpanId, Spans};
 
 /// A member that gives nothing for so long is not waited for.
 const ANSWER_MAX: Nanos = Nanos::from_millis(1_000);
+/// How long a joiner is left alone that needs what nobody has whole. Meanwhile the log may let go of it, or a member that
+/// has it may be back.
+const BLOCKED_PAUSE: Nanos = Nanos::from_millis(10_000);
+
+/// For whom blocks are repaired.
+#[derive(Clone, Copy, Debug)]
+enum Asker {
+    /// What stands on the log.
+    Standing(Token),
+    /// The message at this place of what goes to a member, in its outbox of this life.
+    Send { to: Member, life: u64, place: u64 },
+}
 
 /// Some blocks of a span.
 #[derive(Debug)]
 struct Repair {
-    token: Token,
+    asker: Asker,
     span: SpanId,
     /// The first one, counted from where the span lies.
     first: u64,
@@ -42,30 +57,57 @@ struct Repair {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Repairs(VecDeque<Repair>);
+pub(super) struct Repairs {
+    wanted: VecDeque<Repair>,
+    /// Who cannot be brought up, and the span that nobody has whole.
+    blocked: BTreeMap<Member, SpanId>,
+}
 
 impl Repairs {
+    /// Whether a node cannot be brought up since nobody has what it needs whole.
+    pub(super) fn is_blocked(&self, member: Member) -> bool {
+        self.blocked.contains_key(&member)
+    }
+
+    /// A message with this span was filled for a member.
+    pub(super) fn filled(&mut self, to: Member, span: &SpanId) {
+        if self.blocked.get(&to) == Some(span) {
+            self.blocked.remove(&to);
+        }
+    }
+
+    /// What goes to a member is not waited for any more. What was asked for comes, and is written all the same.
+    pub(super) fn forget_sends(&mut self, member: Member) {
+        self.wanted.retain(|repair| {
+            let is_its = matches!(repair.asker, Asker::Send { to, .. } if to == member);
+            !is_its || repair.asked.is_some()
+        });
+    }
+
     /// When somebody has not answered in time.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        let asked = self.0.iter().filter_map(|repair| repair.asked);
+        let asked = self.wanted.iter().filter_map(|repair| repair.asked);
         asked.map(|(_, until)| until).min()
     }
 
     /// This member gives nothing any more.
     pub(super) fn give_up_on(&mut self, member: Member) {
-        for repair in &mut self.0 {
+        for repair in &mut self.wanted {
             repair.asked.take_if(|(asked, _)| *asked == member);
         }
     }
 
-    /// Nobody is asked any more. Returns whose repairs end.
+    /// Nobody is asked any more, and nobody is brought up. Returns whose repairs end.
     pub(super) fn give_up_all(&mut self) -> impl Iterator<Item = Token> {
-        let all = core::mem::take(&mut self.0);
-        all.into_iter().map(|repair| repair.token)
+        let all = core::mem::take(self);
+        (all.wanted.into_iter()).filter_map(|repair| match repair.asker {
+            Asker::Standing(token) => Some(token),
+            Asker::Send { .. } => None,
+        })
     }
 
     fn look_at_time(&mut self, now: Nanos) {
-        for repair in &mut self.0 {
+        for repair in &mut self.wanted {
             repair.asked.take_if(|(_, until)| *until <= now);
         }
     }
@@ -75,8 +117,8 @@ impl Repairs {
         let is_it = |repair: &Repair| {
             repair.span == *span && repair.asked.is_some_and(|(asked, _)| asked == from)
         };
-        let index = self.0.iter().position(is_it)?;
-        self.0.remove(index)
+        let index = self.wanted.iter().position(is_it)?;
+        self.wanted.remove(index)
     }
 }
 
@@ -87,8 +129,8 @@ impl Participant {
     pub fn repair(&mut self, now: Nanos, token: Token, offset: u64, blocks: u64) {
         self.now = now;
         match find_blocks(self, offset, blocks) {
-            Some((span, first)) if self.stands => self.repairs.0.push_back(Repair {
-                token,
+            Some((span, first)) if self.stands => self.repairs.wanted.push_back(Repair {
+                asker: Asker::Standing(token),
                 span,
                 first,
                 blocks,
@@ -99,6 +141,27 @@ impl Participant {
         }
         self.pump();
     }
+}
+
+/// A message to a member waits for this span, which is not as it should be on this medium, or has gone from the log.
+pub(super) fn want(this: &mut Participant, to: Member, life: u64, place: u64, span: SpanId) {
+    if !matches!(this.part, Part::Serves(_)) || !is_live(this, &span) {
+        // Who waits for it begins anew.
+        return this.acts.push(Act::Break(to));
+    }
+    this.repairs.wanted.push_back(Repair {
+        asker: Asker::Send { to, life, place },
+        span,
+        first: 0,
+        blocks: u64::from(span.blocks),
+        asked: None,
+        tried: BTreeSet::new(),
+    });
+}
+
+/// Whether the log has this span.
+fn is_live(this: &Participant, span: &SpanId) -> bool {
+    this.replica.span_after(span.end.position - 1) == Some(*span)
 }
 
 /// The span of the log in which these blocks lie, and which of its blocks is the first of them.
@@ -116,19 +179,21 @@ fn find_blocks(this: &Participant, offset: u64, blocks: u64) -> Option<(SpanId, 
 /// Ask members for what is not as it should be.
 pub(super) fn go_on(this: &mut Participant) {
     this.repairs.look_at_time(this.now);
-    let Part::Serves(group) = &this.part else {
-        return;
-    };
+    let mut blocked = core::mem::take(&mut this.repairs.blocked);
+    blocked.retain(|_, span| is_live(this, span));
+    this.repairs.blocked = blocked;
     let unasked = |repair: &&mut Repair| repair.asked.is_none();
-    while let Some(repair) = this.repairs.0.front_mut().filter(unasked) {
-        let mut sources = group.having(repair.span.end.position);
-        let next = sources
-            .find(|member| !repair.tried.contains(member) && this.outboxes.contains_key(member));
+    while let Part::Serves(group) = &this.part
+        && let Some(repair) = this.repairs.wanted.front_mut().filter(unasked)
+    {
+        let is_next =
+            |member: &Member| !repair.tried.contains(member) && this.outboxes.contains_key(member);
+        let next = group.having(repair.span.end.position).find(is_next);
         let outbox = next.and_then(|member| this.outboxes.get_mut(&member));
         let Some((member, outbox)) = next.zip(outbox) else {
-            let token = repair.token;
-            this.repairs.0.pop_front();
-            this.acts.push(Act::Repaired(token));
+            let (asker, span) = (repair.asker, repair.span);
+            this.repairs.wanted.pop_front();
+            fail(this, asker, span);
             continue;
         };
         if outbox.takes_more() {
@@ -141,6 +206,24 @@ pub(super) fn go_on(this: &mut Participant) {
     }
 }
 
+/// Nobody has a span whole.
+fn fail(this: &mut Participant, asker: Asker, span: SpanId) {
+    let (to, life) = match asker {
+        Asker::Standing(token) => return this.acts.push(Act::Repaired(token)),
+        Asker::Send { to, life, .. } => (to, life),
+    };
+    if (this.outboxes.get(&to)).is_none_or(|outbox| outbox.life() != life) {
+        return;
+    }
+    if !is_live(this, &span) {
+        return this.acts.push(Act::Break(to));
+    }
+    if this.repairs.blocked.insert(to, span) != Some(span) {
+        this.acts.push(Act::Blocked { member: to, span });
+    }
+    meeting::pause(this, to, BLOCKED_PAUSE);
+}
+
 /// A member has sent a span that it was asked for, unless it lies.
 pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[Buf]) {
     let Some(mut repair) = this.repairs.take(from, span) else {
@@ -148,15 +231,19 @@ pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[
     };
     let is_good = this.is_its_data(span, data) && this.reads.is_whole(span, data);
     // What rots at the writing end must not take the place of anything.
-    let is_live = this.replica.span_after(span.end.position - 1) == Some(*span);
-    if !is_good || !is_live || this.has_failed {
+    if !is_good || !is_live(this, span) || this.has_failed {
         repair.asked = None;
-        return this.repairs.0.push_front(repair);
+        return this.repairs.wanted.push_front(repair);
     }
+    let standing = match repair.asker {
+        Asker::Standing(token) => Some(token),
+        Asker::Send { to, life, place } => {
+            this.fill_send((to, life, place), span, data.to_vec());
+            None
+        }
+    };
     let from = span.end.position - u64::from(span.blocks) + repair.first;
-    let token = this.begin(Operation::Repair {
-        token: repair.token,
-    });
+    let token = this.begin(Operation::Repair { standing });
     this.acts.push(Act::Write {
         token,
         offset: this.reads.offset_at(from),

@@ -80,6 +80,8 @@ struct Net {
     reads: Vec<(Member, u64)>,
     /// Repairs that have ended.
     repaired: Vec<Token>,
+    /// Who could not be brought up, for want of which span.
+    blocked: Vec<(Member, SpanId)>,
     /// A node whose writes do not end by themselves, and those that it has begun.
     slow: Option<(Member, Vec<Token>)>,
     /// Reads are kept under way: of whom, which, where, into what.
@@ -246,6 +248,7 @@ impl Net {
             sent: 0,
             reads: Vec::new(),
             repaired: Vec::new(),
+            blocked: Vec::new(),
             slow: None,
             held_reads: None,
             drops: 0,
@@ -520,6 +523,7 @@ impl Net {
                 }
             }
             Act::Repaired(token) => self.repaired.push(token),
+            Act::Blocked { member, span } => self.blocked.push((member, span)),
             Act::Break(peer) => self.disconnect((member, peer)),
             Act::Drop(leader) => {
                 self.drops += 1;

@@ -93,6 +93,7 @@ const fn state(stage: Stage) -> GroupOtherState {
         Stage::InStep => GroupOtherState::InStep,
         Stage::Begins | Stage::Streams => GroupOtherState::Joining,
         Stage::ReadsBack | Stage::Whole => GroupOtherState::ReadingBack,
+        Stage::Blocked => GroupOtherState::Blocked,
     }
 }
 

@@ -94,6 +94,18 @@ impl Groups {
                 self.links.unwant(member);
                 self.links.want(member);
             }
+            Act::Blocked { member, span } => {
+                let (from, to) = (
+                    span.end.position - u64::from(span.blocks),
+                    span.end.position,
+                );
+                tracing::error!(
+                    %volume, %member,
+                    "the node cannot be brought up: blocks {from} to {to} of the log are damaged on this node, and no other \
+                     member has them whole. It is tried again every 10 s: start a member that has them, or write over what is \
+                     damaged and flush the volume, so that the log lets go of them"
+                );
+            }
             Act::Drop(leader) => self.links.drop_leader(leader),
             Act::Ask(record) => self.tell(volume, GroupChange::Ask(record)),
             Act::Began => {

@@ -145,6 +145,83 @@ fn repair_ends_with_the_part_and_changes_nothing_afterwards() {
     assert!(net.nodes[0].disk[place.clone()] == before[place]);
 }
 
+/// The third node is away while four spans are written, and is out of the group.
+fn with_joiner() -> (Net, Vec<SpanId>) {
+    let mut net = Net::healthy(AckLevel::Majority);
+    net.write(PRIMARY, 1, 1);
+    net.settle();
+    net.kill(Member(2));
+    net.pass(3_000);
+    assert!(!net.record.config.members.contains(Member(2)));
+    for byte in 2..=5 {
+        net.write(PRIMARY, 3, byte);
+        net.settle();
+    }
+    let pool = Arc::clone(&net.pool);
+    let (_, found) = replay(&net.nodes[0].disk, &pool);
+    (net, found.spans)
+}
+
+fn stage_of(net: &mut Net, member: Member) -> Option<Stage> {
+    let others = net.participant(PRIMARY).status().others;
+    let other = others.into_iter().find(|other| other.member == member);
+    other.map(|other| other.stage)
+}
+
+#[test]
+fn joiner_gets_what_has_rotted_here_from_another_member() {
+    let (mut net, spans) = with_joiner();
+    let before = net.nodes[0].disk.clone();
+    let offset = end_of(&mut net, &spans[3], 2);
+    rot(&mut net, PRIMARY, offset);
+    net.start(Member(2));
+    net.settle();
+    assert!(net.record.config.members.contains(Member(2)));
+    assert_eq!(net.bytes(Member(2)), [1, 2, 3, 4, 5]);
+    assert!(net.nodes[0].disk == before, "and it is written again here");
+    assert_eq!((net.blocked, net.repaired), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn joiner_is_not_asked_for_ever_if_nobody_has_what_it_needs_and_joins_once_the_log_lets_go_of_that()
+{
+    let (mut net, spans) = with_joiner();
+    let offset = end_of(&mut net, &spans[3], 2);
+    rot(&mut net, PRIMARY, offset);
+    rot(&mut net, Member(1), offset);
+    net.start(Member(2));
+    net.settle();
+    assert_eq!(net.blocked, [(Member(2), spans[3])]);
+    assert_eq!(stage_of(&mut net, Member(2)), Some(Stage::Blocked));
+    // It is tried now and then, and not said again.
+    let sent = net.sent;
+    net.pass(35_000);
+    assert!(net.sent - sent < 300, "{}", net.sent - sent);
+    assert_eq!(net.blocked.len(), 1);
+    net.write(PRIMARY, 1, 6);
+    net.settle();
+    net.retire(PRIMARY);
+    net.pass(12_000);
+    assert_eq!(stage_of(&mut net, Member(2)), Some(Stage::InStep));
+    assert!(net.record.config.members.contains(Member(2)));
+}
+
+#[test]
+fn joiner_joins_once_a_member_that_has_what_it_needs_is_back() {
+    let (mut net, spans) = with_joiner();
+    let offset = end_of(&mut net, &spans[3], 2);
+    rot(&mut net, PRIMARY, offset);
+    net.full.insert((PRIMARY, Member(1)));
+    net.start(Member(2));
+    net.pass(1_500);
+    assert_eq!(stage_of(&mut net, Member(2)), Some(Stage::Blocked));
+    net.full.clear();
+    net.pass(25_000);
+    assert_eq!(stage_of(&mut net, Member(2)), Some(Stage::InStep));
+    assert_eq!(net.bytes(Member(2)), [1, 2, 3, 4, 5]);
+    assert_eq!(net.blocked.len(), 1);
+}
+
 #[test]
 fn no_write_of_a_span_begins_while_something_is_written_again() {
     let (mut net, spans) = with_spans(AckLevel::Majority);
