@@ -46,7 +46,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use deadlines::Times;
-use deadlines::{Deadlines, Late, RETRY_PAUSE};
+use deadlines::{Deadlines, RETRY_PAUSE};
 use gate::Gate;
 use leases::Leases;
 use outbox::Outbox;
@@ -62,7 +62,7 @@ use super::group::{Group, OtherCopy, Stage};
 use super::message::Message;
 use super::record::{GroupRecord, Phase, Shape};
 use super::replica::Replica;
-use super::takeover::{Step, Stop, Takeover};
+use super::takeover::{Stop, Takeover};
 use super::{Member, Point, SpanId, Spans};
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::cipher::{Authenticator, LogKeys};
@@ -910,7 +910,7 @@ impl Participant {
     /// It is so late.
     pub fn poll(&mut self, now: Nanos) {
         self.now = now;
-        self.look_at_deadlines();
+        deadlines::look(self);
         let is_over = |_: &Member, at: &mut Nanos| *at <= now;
         let again: Vec<Member> = (self.paused.extract_if(.., is_over))
             .map(|(member, _)| member)
@@ -943,54 +943,6 @@ impl Participant {
             self.pace.next(),
         ];
         others.into_iter().flatten().chain(paused).min()
-    }
-
-    fn look_at_deadlines(&mut self) {
-        let head = self.replica.head().position;
-        let late = match &self.part {
-            Part::Follows => {
-                self.deadlines.clear();
-                Late::default()
-            }
-            Part::Takes(takeover) => {
-                let levels = matches!(takeover.step(), Step::Levels { .. });
-                (self.deadlines).of_takeover(self.now, levels, takeover.levels_some())
-            }
-            Part::Serves(group) => {
-                let members = &group.record().config.members;
-                let owing: BTreeSet<Member> = group.owing(head).collect();
-                let all = members.iter().filter(|member| *member != self.me);
-                let away = all.filter(|member| !self.links.contains(member));
-                let owing = owing.iter().copied().chain(away);
-                let owing: BTreeMap<Member, bool> = owing
-                    .map(|member| (member, members.contains(member)))
-                    .collect();
-                let mut late = self.deadlines.of_members(self.now, &owing);
-                let silent = self.leases.late(self.now, group).into_iter();
-                late.members
-                    .extend(silent.filter(|member| members.contains(*member)));
-                late
-            }
-        };
-        match &mut self.part {
-            Part::Follows => {}
-            Part::Takes(takeover) => {
-                if late.gathering {
-                    takeover.end_gathering();
-                }
-                if late.levelling {
-                    takeover.end_levelling();
-                }
-            }
-            Part::Serves(group) => {
-                for member in late.members {
-                    group.suspect(member);
-                }
-                for joiner in late.joiners {
-                    self.acts.push(Act::Break(joiner));
-                }
-            }
-        }
     }
 
     /// Assert what must always hold.

@@ -4,12 +4,18 @@
 //! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
 //! what it has, and is not waited for by anybody. Echoes of beats count for nothing here: a member whose medium hangs still
 //! sends them ([`super::leases`]).
+//!
+//! A node that stood still, as a virtual machine that is moved, cannot tell whether others were late: their answers may lie
+//! unread. When it goes on it gives them their time anew. Leases are not longer for that. A node that comes late again and
+//! again is not excused each time, or it would wait for ever for who is gone.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::{Act, Part, Participant};
 use crate::base::io::Nanos;
-use crate::replication::Member;
+use crate::replication::takeover::Step;
+use crate::replication::{Member, Spans};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +52,9 @@ impl Default for Times {
 /// After a shortage of memory.
 pub(super) const RETRY_PAUSE: Nanos = Nanos::from_millis(5);
 
+/// Looks in time, one after the other, before one that comes late is excused.
+const LOOKS_MIN: u32 = 4;
+
 /// Who is late.
 #[derive(Debug, Default)]
 pub(super) struct Late {
@@ -65,6 +74,9 @@ pub(super) struct Deadlines {
     step: Nanos,
     levels: bool,
     next: Option<Nanos>,
+    /// When was looked last, and how many looks in order came in time.
+    looked: Nanos,
+    in_time: u32,
 }
 
 impl Deadlines {
@@ -75,6 +87,8 @@ impl Deadlines {
             step: Nanos(0),
             levels: false,
             next: None,
+            looked: Nanos(0),
+            in_time: LOOKS_MIN,
         }
     }
 
@@ -84,6 +98,27 @@ impl Deadlines {
         self.step = now;
         self.levels = false;
         self.next = Some(now);
+        self.looked = now;
+        self.in_time = LOOKS_MIN;
+    }
+
+    /// It is looked now. Whether this node stood still since the last look, and is excused.
+    fn stood_still(&mut self, now: Nanos) -> bool {
+        let elapsed = now.since(core::mem::replace(&mut self.looked, now));
+        // A look is due in a quarter of the time at the latest.
+        if elapsed.0 <= self.times.member_max.0 / 2 {
+            self.in_time = self.in_time.saturating_add(1);
+            return false;
+        }
+        core::mem::take(&mut self.in_time) >= LOOKS_MIN
+    }
+
+    /// Everybody has their time anew.
+    fn begin_anew(&mut self, now: Nanos) {
+        for since in self.owing.values_mut() {
+            *since = now;
+        }
+        self.step = now;
     }
 
     /// Nobody is waited for.
@@ -164,6 +199,61 @@ impl Deadlines {
     }
 }
 
+/// See who is late, and have the part go on without them.
+pub(super) fn look(this: &mut Participant) {
+    if this.deadlines.stood_still(this.now) {
+        this.deadlines.begin_anew(this.now);
+        this.leases.await_anew(this.now);
+        this.repairs.await_anew(this.now);
+    }
+    this.repairs.give_up_on_late(this.now);
+    let head = this.replica.head().position;
+    let late = match &this.part {
+        Part::Follows => {
+            this.deadlines.clear();
+            Late::default()
+        }
+        Part::Takes(takeover) => {
+            let levels = matches!(takeover.step(), Step::Levels { .. });
+            (this.deadlines).of_takeover(this.now, levels, takeover.levels_some())
+        }
+        Part::Serves(group) => {
+            let members = &group.record().config.members;
+            let owing: BTreeSet<Member> = group.owing(head).collect();
+            let all = members.iter().filter(|member| *member != this.me);
+            let away = all.filter(|member| !this.links.contains(member));
+            let owing = owing.iter().copied().chain(away);
+            let owing: BTreeMap<Member, bool> = owing
+                .map(|member| (member, members.contains(member)))
+                .collect();
+            let mut late = this.deadlines.of_members(this.now, &owing);
+            let silent = this.leases.late(this.now, group).into_iter();
+            late.members
+                .extend(silent.filter(|member| members.contains(*member)));
+            late
+        }
+    };
+    match &mut this.part {
+        Part::Follows => {}
+        Part::Takes(takeover) => {
+            if late.gathering {
+                takeover.end_gathering();
+            }
+            if late.levelling {
+                takeover.end_levelling();
+            }
+        }
+        Part::Serves(group) => {
+            for member in late.members {
+                group.suspect(member);
+            }
+            for joiner in late.joiners {
+                this.acts.push(Act::Break(joiner));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +290,19 @@ mod tests {
         deadlines.of_members(at(0), &owing);
         deadlines.of_members(at(1_900), &BTreeMap::new());
         assert!(deadlines.of_members(at(2_100), &owing).members.is_empty());
+    }
+
+    #[test]
+    fn who_comes_late_is_excused_once_until_it_has_been_in_time_for_a_while() {
+        let mut deadlines = Deadlines::new(Times::default());
+        deadlines.begin(at(100));
+        assert!(!deadlines.stood_still(at(1_100)));
+        assert!(deadlines.stood_still(at(2_101)));
+        assert!(!deadlines.stood_still(at(9_000)), "again at once");
+        for look in 0..4 {
+            assert!(!deadlines.stood_still(at(9_500 + look * 500)));
+        }
+        assert!(deadlines.stood_still(at(20_000)));
     }
 
     #[test]

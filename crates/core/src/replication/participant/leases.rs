@@ -139,6 +139,17 @@ impl Leases {
         }
     }
 
+    /// Beats that were not echoed are waited for as if they were sent now. What was echoed is relied on no longer for that.
+    pub(super) fn await_anew(&mut self, now: Nanos) {
+        for awaited in self
+            .beats
+            .values_mut()
+            .filter_map(|beats| beats.awaited.as_mut())
+        {
+            *awaited = now;
+        }
+    }
+
     /// Followers that have left a beat unanswered for too long, each once in that time.
     pub(super) fn late(&mut self, now: Nanos, group: &Group) -> Vec<Member> {
         let max = self.times.member_max;

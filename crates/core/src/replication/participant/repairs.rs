@@ -106,7 +106,19 @@ impl Repairs {
         })
     }
 
-    fn look_at_time(&mut self, now: Nanos) {
+    /// Who was asked has its time anew.
+    pub(super) fn await_anew(&mut self, now: Nanos) {
+        for (_, until) in self
+            .wanted
+            .iter_mut()
+            .filter_map(|repair| repair.asked.as_mut())
+        {
+            *until = now.plus(ANSWER_MAX);
+        }
+    }
+
+    /// Who has not answered in time is not waited for.
+    pub(super) fn give_up_on_late(&mut self, now: Nanos) {
         for repair in &mut self.wanted {
             repair.asked.take_if(|(_, until)| *until <= now);
         }
@@ -178,7 +190,6 @@ fn find_blocks(this: &Participant, offset: u64, blocks: u64) -> Option<(SpanId, 
 
 /// Ask members for what is not as it should be.
 pub(super) fn go_on(this: &mut Participant) {
-    this.repairs.look_at_time(this.now);
     let mut blocked = core::mem::take(&mut this.repairs.blocked);
     blocked.retain(|_, span| is_live(this, span));
     this.repairs.blocked = blocked;

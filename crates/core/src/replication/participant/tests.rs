@@ -384,6 +384,14 @@ impl Net {
         }
     }
 
+    /// Let so much time pass of which this node alone notices, and only afterwards.
+    fn poll(&mut self, member: Member, millis: u64) {
+        self.now = self.now.plus(Nanos::from_millis(millis));
+        let now = self.now;
+        self.participant(member).poll(now);
+        self.act(member);
+    }
+
     fn round(&mut self) -> bool {
         let mut has_some = self.connect();
         for member in members(self.nodes.len() as u16) {

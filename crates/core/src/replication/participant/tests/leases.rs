@@ -51,6 +51,54 @@ fn what_stands_on_the_log_anew_is_told_of_the_lease_that_there_is() {
     }
 }
 
+/// The primary has written, and waits for an answer and an echo of each.
+fn waiting() -> Net {
+    let mut net = Net::healthy(AckLevel::All);
+    net.pass(3_000);
+    net.full
+        .extend([1, 2].map(|member| (Member(0), Member(member))));
+    net.pass(700);
+    net.write(Member(0), 1, 1);
+    net.settle();
+    net.poll(Member(0), 1);
+    net
+}
+
+#[test]
+fn primary_that_stood_still_leaves_out_nobody_who_answers_when_it_goes_on() {
+    let mut net = waiting();
+    let lease = net.node(Member(0)).lease;
+    net.poll(Member(0), 10_000);
+    net.full.clear();
+    assert!(lease < net.now);
+    assert_eq!(net.node(Member(0)).lease, lease);
+    net.settle();
+    let now = net.now;
+    assert!(net.node(Member(0)).lease > now);
+    assert_eq!(net.record.config.members.count(), 3, "{:?}", net.record);
+    let status = net.participant(Member(0)).status();
+    assert_eq!(status.committed, Some(status.head));
+}
+
+#[test]
+fn primary_that_stood_still_leaves_out_who_answers_nothing_afterwards() {
+    let mut net = waiting();
+    net.poll(Member(0), 10_000);
+    net.pass(1_900);
+    assert_eq!(net.record.config.members.count(), 3);
+    net.pass(200);
+    assert!(net.record.config.members.count() < 3, "{:?}", net.record);
+}
+
+#[test]
+fn primary_that_comes_late_each_time_leaves_out_who_answers_nothing() {
+    let mut net = waiting();
+    for _ in 0..4 {
+        net.poll(Member(0), 1_500);
+    }
+    assert!(net.record.config.members.count() < 3, "{:?}", net.record);
+}
+
 #[test]
 fn member_that_hangs_while_nothing_is_written_is_left_out() {
     let mut net = Net::healthy(AckLevel::Majority);
