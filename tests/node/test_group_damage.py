@@ -86,19 +86,114 @@ def test_copy_whose_data_is_damaged_is_brought_up_anew_by_itself(tmp_path):
         goes_on_at(a, b, history)
 
 
-def test_primary_whose_data_is_damaged_does_not_serve_before_it_was_brought_up_anew(tmp_path):
+def test_primary_whose_data_is_damaged_gets_it_from_a_member_and_serves(tmp_path):
     with nodes(tmp_path) as (a, b):
         create((a, b), tmp_path)
         history = History(23)
         history.write(a, 200)
         a.kill()
-        damage(a.log_of("v"), in_log(history, 30))
+        damaged = in_log(history, 30)
+        damage(a.log_of("v"), damaged)
         a.start()
-        a.tells("did not take its group")
-        b.ok("volume", "takeover", "v")
-        is_whole(b, 2)
-        history.check(b)
-        goes_on_at(b, a, history)
+        is_served(a)
+        assert a.log_of("v").read_bytes().count(damaged) == 1
+        history.check(a)
+        is_whole(a, 2)
+        goes_on_at(a, b, history)
+
+
+def test_copies_that_are_damaged_at_different_places_make_one_that_serves(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(24)
+        history.write(a, 200)
+        a.kill()
+        b.kill()
+        for index in (30, 31, 50):
+            damage(a.log_of("v"), in_log(history, index))
+        for index in (10, 90):
+            damage(b.log_of("v"), in_log(history, index))
+        a.start()
+        # Without the other one it says what it waits for.
+        a.until(lambda: "damaged at blocks" in (a.volume("v")["reason"] or ""))
+        b.start()
+        is_served(a)
+        history.check(a)
+        is_whole(a, 2)
+        goes_on_at(a, b, history)
+
+
+def test_what_no_copy_has_whole_is_said_and_nobody_serves(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        history = History(25)
+        history.write(a, 100)
+        a.kill()
+        b.kill()
+        for daemon in (a, b):
+            damage(daemon.log_of("v"), in_log(history, 30))
+        before = [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)]
+        b.start()
+        a.start()
+        a.tells("1 spans of this node's copy of the log are damaged, and no member has given them whole: blocks ")
+        a.until(lambda: "no member has given them whole" in (a.volume("v")["reason"] or ""))
+        done = b.cli("volume", "takeover", "v")
+        assert done.returncode == 1 and "no member has given them whole" in done.stderr, done.stderr
+        # Nothing was given up.
+        assert [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)] == before
+
+
+def other(daemon, name):
+    """The state in which the primary sees another node."""
+    others = daemon.json("group", "show", "v")["here"]["others"]
+    return next((one["state"] for one in others if one["node"] == name), None)
+
+
+def without_last(daemons, tmp_path, seed):
+    """The last node is away, and lacks the newest writes, the last of which is returned: where and what."""
+    create(daemons, tmp_path, ack="majority")
+    history = History(seed)
+    history.write(daemons[0], 50)
+    daemons[-1].kill()
+    daemons[0].until(lambda: record(daemons[0])["members"] == ["a", "b"])
+    history.write(daemons[0], 50)
+    last = history.writes
+    at = next(at for at, (_, number) in history.told.items() if number == last)
+    return history, at, history.block(last)
+
+
+def test_joiner_gets_what_has_rotted_at_the_primary_from_another_member(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
+        history, _, newest = without_last((a, b, c), tmp_path, 26)
+        damage(a.log_of("v"), newest)
+        c.start()
+        is_whole(a, 3)
+        assert a.log_of("v").read_bytes().count(newest) == 1
+        a.kill()
+        b.kill()
+        b.start()
+        c.ok("volume", "takeover", "v")
+        history.check(c)
+
+
+def test_joiner_that_needs_what_nobody_has_whole_is_blocked_until_the_log_lets_go_of_that(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
+        history, at, newest = without_last((a, b, c), tmp_path, 27)
+        for daemon in (a, b):
+            damage(daemon.log_of("v"), newest)
+        c.start()
+        a.until(lambda: other(a, "c") == "blocked")
+        a.tells("the node cannot be brought up")
+        history.writes += 1
+        client = a.nbd("v")
+        client.pwrite(history.block(history.writes), at * 4096)
+        client.shutdown()
+        history.told[at] = ({history.writes}, history.writes)
+        a.ok("volume", "flush", "v")
+        is_whole(a, 3)
+        assert other(a, "c") == "in-step"
+        history.check(a)
+        assert a.log().count("the node cannot be brought up") == 1
 
 
 def test_copy_whose_spans_are_damaged_is_left_as_it_is_and_one_that_is_gone_is_brought_up_anew(tmp_path):

@@ -28,6 +28,7 @@
 mod deadlines;
 mod gate;
 mod going_on;
+mod healing;
 mod leases;
 mod meeting;
 mod outbox;
@@ -48,6 +49,7 @@ use alloc::vec::Vec;
 pub use deadlines::Times;
 use deadlines::{Deadlines, RETRY_PAUSE};
 use gate::Gate;
+use healing::Healing;
 use leases::Leases;
 use outbox::Outbox;
 use pace::Pace;
@@ -204,9 +206,10 @@ enum Operation {
     Read {
         piece: reads::Piece,
     },
-    /// What another node had of it, for what stands on the log or for a joiner.
+    /// What another node had of it.
     Repair {
-        standing: Option<Token>,
+        asker: repairs::Asker,
+        span: SpanId,
     },
 }
 
@@ -255,6 +258,7 @@ pub struct Participant {
     pace: Pace,
     reads: SpanReads,
     repairs: Repairs,
+    healing: Healing,
     operations: Slab<Operation>,
     /// How many of them write again what the log has already.
     rewrites: usize,
@@ -284,6 +288,10 @@ pub struct Status {
     pub joined: u64,
     /// Whether the copy may be a source.
     pub is_whole: bool,
+    /// It may not, since some of its data is damaged; as a candidate, it gets that from others who have it.
+    pub may_heal: bool,
+    /// Of a candidate: what it found damaged and got from nobody, the first of it, in blocks from where to where.
+    pub missing: Vec<(u64, u64)>,
     /// Who is reached, if this node leads.
     pub links: Vec<Member>,
     /// The copies of the others, if this node serves.
@@ -369,6 +377,7 @@ impl Participant {
             gate: Gate::default(),
             reads: SpanReads::new(pool, ring_blocks, keys, replayed),
             repairs: Repairs::default(),
+            healing: Healing::default(),
             pace: Pace::new(RESYNC_BYTES_S),
             operations: Slab::new(),
             rewrites: 0,
@@ -379,7 +388,8 @@ impl Participant {
         }
     }
 
-    /// The replay of the copy has met blocks that are not as they should be: it is no source before it was brought up anew.
+    /// The replay of the copy has met blocks that are not as they should be: it is no source before it was brought up
+    /// anew, or has got them from others as a candidate.
     pub fn doubt(&mut self) {
         self.replica.doubt();
         self.reads.doubt();
@@ -428,6 +438,8 @@ impl Participant {
             promised: superblock.promised,
             joined: superblock.joined,
             is_whole: self.replica.is_whole(),
+            may_heal: self.replica.may_heal(),
+            missing: self.healing.missing(),
             links: self.links.iter().copied().collect(),
             others: match &self.part {
                 Part::Serves(group) => group.copies().map(|copy| self.as_seen(copy)).collect(),
@@ -638,7 +650,10 @@ impl Participant {
                     group.own_named(*number);
                 }
             }
-            Part::Serves(_) if let Message::LogData(span) = message => {
+            Part::Serves(_) | Part::Takes(_)
+                if let Message::LogData(span) = message
+                    && self.repairs.asks(from) =>
+            {
                 repairs::take(self, from, span, &data);
             }
             Part::Serves(group) => {
@@ -655,6 +670,7 @@ impl Participant {
                     let is_whole = takeover.whole().any(|(member, _)| member == from);
                     let left_ms = copy.lease_left_ms;
                     (self.leases).promised(self.now, from, left_ms, is_whole);
+                    healing::look_again(self);
                 }
                 let Some(span) = span else {
                     return;
@@ -714,7 +730,9 @@ impl Participant {
             && record.epoch >= self.replica.promised()
             && self.part.epoch() != Some(record.epoch);
         if begins {
-            self.begin_part(Part::Takes(Takeover::new(self.me, record.clone())));
+            let may_heal = self.replica.may_heal();
+            let takeover = Takeover::new(self.me, record.clone());
+            self.begin_part(Part::Takes(takeover.healing(may_heal)));
         }
         self.pump();
     }
@@ -866,9 +884,7 @@ impl Participant {
         };
         self.rewrites -= usize::from(operation.rewrites());
         match (operation, result) {
-            (Operation::Repair { standing }, _) => {
-                self.acts.extend(standing.map(Act::Repaired));
-            }
+            (Operation::Repair { asker, span }, _) => repairs::written(self, asker, span),
             (Operation::Read { piece }, result) => self.read_piece(piece, result),
             (Operation::Span { end }, Ok(_)) => {
                 if let Some(index) = self.find_held(end) {

@@ -249,11 +249,23 @@ impl Replica {
         replica
     }
 
-    /// Its replay has met blocks that are not as they should be. Until it was brought up anew it is no source; nothing is
-    /// given up before, since it may be all that is left.
+    /// Its replay has met blocks that are not as they should be. Until it was brought up anew, or [healed](Self::healed),
+    /// it is no source; nothing is given up before, since it may be all that is left.
     pub fn doubt(&mut self) {
         if self.content == Content::Sound {
             self.content = Content::Doubtful;
+        }
+    }
+
+    /// Whether it would be a source, but for blocks of data that are not as they should be.
+    pub fn may_heal(&self) -> bool {
+        self.superblock.is_whole && self.content == Content::Doubtful
+    }
+
+    /// All of it was read, and is as it should be.
+    pub fn healed(&mut self) {
+        if self.may_heal() {
+            self.content = Content::Sound;
         }
     }
 
@@ -297,7 +309,7 @@ impl Replica {
     }
 
     /// What it says of itself, to whoever asked for a floor.
-    fn copy(&self, floor: Point) -> Copy {
+    pub fn copy(&self, floor: Point) -> Copy {
         Copy {
             promised: self.superblock.promised,
             head: self.durable,

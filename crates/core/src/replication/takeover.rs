@@ -11,7 +11,7 @@
 //!
 //! | step | sent | waits for |
 //! |---|---|---|
-//! | Gathers | Promise to every member of the record, itself too | as many promises of whole copies as a takeover needs |
+//! | Gathers | Promise to every member of the record, itself too; ReadLog to those who have what is damaged here ([healing](super::participant)) | as many promises of whole copies as a takeover needs |
 //! | Fetches | ReadLog to one that has the longest log; to its own copy the Superblock, which may make room | it is durable here; Gathers again if nobody has it any more |
 //! | Levels | Superblock: the highest tail, and an opening that nobody knows, with where it begins; Append what a copy lacks | Ack and Named |
 //! | Asks | – | the record `serving`, with those that are level |
@@ -25,6 +25,7 @@
 //! 4. The new opening is higher than any that a member of the record knows, and so than any that wrote a span.
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use core::fmt;
 
 use thiserror::Error;
@@ -89,6 +90,20 @@ pub enum Stop {
         /// Its revision.
         revision: u64,
     },
+    /// This node's own copy has damaged data that no member has whole.
+    #[error(
+        "{count} spans of this node's copy of the log are damaged, and no member has given them whole: {}. If another member's \
+         copy is whole, have that one take over; or put the device of one right that has them, and begin another takeover; or \
+         give up what was not flushed: delete the volume (`hdcs volume delete --discard-dirty`), and make it anew over its \
+         backend",
+        Spots(.missing, *.count)
+    )]
+    OwnDamaged {
+        /// How many spans.
+        count: usize,
+        /// The first of them: from where to where they lie, in blocks; [`DAMAGED_MAX`] at most.
+        missing: Vec<(u64, u64)>,
+    },
     /// This node's own copy is not whole, or is not that of the member that the record names.
     #[error(
         "this node's copy of the log is not whole or damaged, or was brought up for another record than the one that names it: make another member the candidate; this one joins then"
@@ -135,6 +150,26 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
+/// Damaged spans that are named; of more it is said how many.
+pub const DAMAGED_MAX: usize = 8;
+
+/// Places of the log for a sentence, of so many in all.
+struct Spots<'a>(&'a [(u64, u64)], usize);
+
+impl fmt::Display for Spots<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (from, to)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(f, "{comma}blocks {from} to {to}")?;
+        }
+        let more = self.1.saturating_sub(self.0.len());
+        if more > 0 {
+            write!(f, ", and {more} more")?;
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Link {
     Away,
@@ -162,6 +197,8 @@ pub struct Takeover {
     answers: BTreeMap<Member, Answer>,
     /// Where this node's durable log ends.
     own: Point,
+    /// Its copy may count once what is damaged of it has come from others.
+    may_heal: bool,
     step: Step,
     /// What superblocks shall say.
     change: Change,
@@ -191,6 +228,7 @@ impl Takeover {
             record,
             answers,
             own: Point::default(),
+            may_heal: false,
             step: Step::Gathers,
             change: Change::default(),
             reads: None,
@@ -253,7 +291,7 @@ impl Takeover {
                 if from == self.me {
                     self.own = copy.head;
                     let joined = self.record.config.members.joined(from);
-                    if !copy.is_whole || joined != Some(copy.joined) {
+                    if !(copy.is_whole || self.may_heal) || joined != Some(copy.joined) {
                         self.step = Step::Stopped(Stop::OwnNotWhole);
                     }
                 }
@@ -280,6 +318,55 @@ impl Takeover {
         if let Some(answer) = self.answers.get_mut(&self.me) {
             answer.durable = own.position;
         }
+    }
+
+    /// The same, whose own copy may be one that has to be [healed](Self::own_healed) before it counts.
+    #[must_use]
+    pub fn healing(self, may_heal: bool) -> Self {
+        Self { may_heal, ..self }
+    }
+
+    /// Whether what is damaged of its own copy is to come from others now: that has promised, and does not count yet.
+    pub fn is_to_heal(&self) -> bool {
+        let own = self.answers.get(&self.me).and_then(|own| own.copy);
+        self.may_heal && self.step == Step::Gathers && own.is_some_and(|copy| !copy.is_whole)
+    }
+
+    /// Nothing of it is damaged any more: this is what it says of itself.
+    pub fn own_healed(&mut self, copy: Copy) {
+        self.may_heal = false;
+        if !copy.is_whole {
+            return self.stop(Stop::OwnNotWhole);
+        }
+        if let Some(own) = self.answers.get_mut(&self.me) {
+            own.copy = Some(copy);
+        }
+    }
+
+    /// It does not come about.
+    pub fn stop(&mut self, why: Stop) {
+        self.step = Step::Stopped(why);
+    }
+
+    /// Whether all but this node have answered.
+    pub fn others_have_answered(&self) -> bool {
+        let mut others = self
+            .answers
+            .iter()
+            .filter(|(member, _)| **member != self.me);
+        others.all(|(_, answer)| answer.copy.is_some())
+    }
+
+    /// Who has promised, is reached, and has all before this position, damaged or not.
+    pub fn having(&self, position: u64) -> impl Iterator<Item = Member> {
+        let has = move |(member, answer): &(&Member, &Answer)| {
+            **member != self.me
+                && answer.link == Link::Open
+                && answer
+                    .copy
+                    .is_some_and(|copy| copy.head.position >= position)
+        };
+        self.answers.iter().filter(has).map(|(member, _)| *member)
     }
 
     /// The record under which the group is taken.
@@ -417,7 +504,7 @@ impl Takeover {
         }
         if self.has_enough() {
             self.end_gathering();
-        } else {
+        } else if !self.is_to_heal() {
             self.step = Step::Stopped(Stop::TooFew {
                 whole: self.whole().count(),
                 needed: self.record.config.promises_to_take(),

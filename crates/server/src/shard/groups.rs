@@ -311,8 +311,8 @@ impl Groups {
         if opened.damaged_blocks > 0 {
             tracing::error!(
                 volume = %spec.volume,
-                "{} data blocks of its copy of the log are damaged: another member has to serve, and this copy is brought \
-                 up anew then",
+                "{} data blocks of its copy of the log are damaged: it is brought up anew while another member serves, or gets \
+                 them from others when it takes the group",
                 opened.damaged_blocks
             );
             participant.doubt();

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
+use super::healing::{self, Healing};
 use super::reads::{self, Purpose};
 use super::repairs;
 use super::{Act, Operation, Outbox, Part, Participant, meeting};
@@ -40,6 +41,7 @@ impl Participant {
                 break;
             }
         }
+        healing::go_on(self);
         repairs::go_on(self);
         // A change of the record may be written once it is asked for: a lease that it makes shorter is so before.
         self.tell_lease();
@@ -66,6 +68,7 @@ impl Participant {
         }
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));
+        self.healing = Healing::default();
         (self.stands, self.refuses) = (false, false);
         self.leases.begin_part();
         self.deadlines.begin(self.now);
@@ -345,6 +348,7 @@ impl Participant {
                 data: Vec::new(),
             }),
             (Purpose::Verify, _) => {}
+            (Purpose::Heal { epoch }, data) => healing::read(self, epoch, span, data.as_deref()),
         }
     }
 

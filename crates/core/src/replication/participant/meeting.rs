@@ -53,8 +53,8 @@ pub(super) fn renew_outbox(this: &mut Participant, to: Member) {
 /// A member has nothing to say to what it was asked.
 pub(super) fn hear_nothing(this: &mut Participant, from: Member, question: Question) {
     match question {
-        Question::ReadLog if matches!(this.part, Part::Serves(_)) => {
-            // It has not what is to be repaired, and is in step all the same.
+        Question::ReadLog if matches!(this.part, Part::Serves(_)) || this.repairs.asks(from) => {
+            // It has not what is to be repaired, and is of use all the same.
             this.repairs.give_up_on(from);
         }
         Question::Attach

@@ -18,7 +18,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::{Act, Operation, Part, Participant, meeting};
+use super::{Act, Operation, Part, Participant, healing, meeting};
 use crate::base::buf::Buf;
 use crate::base::io::{Nanos, Token};
 use crate::base::limits::BLOCK_BYTES;
@@ -28,17 +28,21 @@ use crate::replication::{Member, SpanId, Spans};
 
 /// A member that gives nothing for so long is not waited for.
 const ANSWER_MAX: Nanos = Nanos::from_millis(1_000);
+/// The same while the group is taken, and nobody waits for reads.
+const ANSWER_OF_TAKING_MAX: Nanos = Nanos::from_millis(10_000);
 /// How long a joiner is left alone that needs what nobody has whole. Meanwhile the log may let go of it, or a member that
 /// has it may be back.
 const BLOCKED_PAUSE: Nanos = Nanos::from_millis(10_000);
 
 /// For whom blocks are repaired.
 #[derive(Clone, Copy, Debug)]
-enum Asker {
+pub(super) enum Asker {
     /// What stands on the log.
     Standing(Token),
     /// The message at this place of what goes to a member, in its outbox of this life.
     Send { to: Member, life: u64, place: u64 },
+    /// This node itself, as it takes the group in this epoch.
+    Heal { epoch: u64 },
 }
 
 /// Some blocks of a span.
@@ -90,6 +94,12 @@ impl Repairs {
         asked.map(|(_, until)| until).min()
     }
 
+    /// Whether this member is asked for something.
+    pub(super) fn asks(&self, member: Member) -> bool {
+        let asked = self.wanted.iter().filter_map(|repair| repair.asked);
+        asked.into_iter().any(|(asked, _)| asked == member)
+    }
+
     /// This member gives nothing any more.
     pub(super) fn give_up_on(&mut self, member: Member) {
         for repair in &mut self.wanted {
@@ -102,18 +112,17 @@ impl Repairs {
         let all = core::mem::take(self);
         (all.wanted.into_iter()).filter_map(|repair| match repair.asker {
             Asker::Standing(token) => Some(token),
-            Asker::Send { .. } => None,
+            Asker::Send { .. } | Asker::Heal { .. } => None,
         })
     }
 
     /// Who was asked has its time anew.
     pub(super) fn await_anew(&mut self, now: Nanos) {
-        for (_, until) in self
-            .wanted
-            .iter_mut()
-            .filter_map(|repair| repair.asked.as_mut())
-        {
-            *until = now.plus(ANSWER_MAX);
+        for repair in &mut self.wanted {
+            let max = answer_max(&repair.asker);
+            if let Some((_, until)) = &mut repair.asked {
+                *until = now.plus(max);
+            }
         }
     }
 
@@ -161,14 +170,39 @@ pub(super) fn want(this: &mut Participant, to: Member, life: u64, place: u64, sp
         // Who waits for it begins anew.
         return this.acts.push(Act::Break(to));
     }
+    want_whole(this, Asker::Send { to, life, place }, span);
+}
+
+/// A span of a candidate's own copy is not as it should be.
+pub(super) fn want_to_heal(this: &mut Participant, epoch: u64, span: SpanId) {
+    want_whole(this, Asker::Heal { epoch }, span);
+}
+
+fn want_whole(this: &mut Participant, asker: Asker, span: SpanId) {
     this.repairs.wanted.push_back(Repair {
-        asker: Asker::Send { to, life, place },
+        asker,
         span,
         first: 0,
         blocks: u64::from(span.blocks),
         asked: None,
         tried: BTreeSet::new(),
     });
+}
+
+fn answer_max(asker: &Asker) -> Nanos {
+    match asker {
+        Asker::Standing(_) | Asker::Send { .. } => ANSWER_MAX,
+        Asker::Heal { .. } => ANSWER_OF_TAKING_MAX,
+    }
+}
+
+/// Who may have everything before this position.
+fn sources(part: &Part, position: u64) -> Vec<Member> {
+    match part {
+        Part::Follows => Vec::new(),
+        Part::Takes(takeover) => takeover.having(position).collect(),
+        Part::Serves(group) => group.having(position).collect(),
+    }
 }
 
 /// Whether the log has this span.
@@ -194,12 +228,12 @@ pub(super) fn go_on(this: &mut Participant) {
     blocked.retain(|_, span| is_live(this, span));
     this.repairs.blocked = blocked;
     let unasked = |repair: &&mut Repair| repair.asked.is_none();
-    while let Part::Serves(group) = &this.part
-        && let Some(repair) = this.repairs.wanted.front_mut().filter(unasked)
-    {
+    while let Some(repair) = this.repairs.wanted.front_mut().filter(unasked) {
         let is_next =
             |member: &Member| !repair.tried.contains(member) && this.outboxes.contains_key(member);
-        let next = group.having(repair.span.end.position).find(is_next);
+        let next = sources(&this.part, repair.span.end.position)
+            .into_iter()
+            .find(is_next);
         let outbox = next.and_then(|member| this.outboxes.get_mut(&member));
         let Some((member, outbox)) = next.zip(outbox) else {
             let (asker, span) = (repair.asker, repair.span);
@@ -213,7 +247,8 @@ pub(super) fn go_on(this: &mut Participant) {
             outbox.push(Message::ReadLog { after }, Vec::new());
         }
         // A full one is looked at again once it has room, or then.
-        repair.asked = Some((member, this.now.plus(ANSWER_MAX)));
+        let max = answer_max(&repair.asker);
+        repair.asked = Some((member, this.now.plus(max)));
     }
 }
 
@@ -221,6 +256,7 @@ pub(super) fn go_on(this: &mut Participant) {
 fn fail(this: &mut Participant, asker: Asker, span: SpanId) {
     let (to, life) = match asker {
         Asker::Standing(token) => return this.acts.push(Act::Repaired(token)),
+        Asker::Heal { epoch } => return healing::failed(this, epoch, span),
         Asker::Send { to, life, .. } => (to, life),
     };
     if (this.outboxes.get(&to)).is_none_or(|outbox| outbox.life() != life) {
@@ -246,21 +282,27 @@ pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[
         repair.asked = None;
         return this.repairs.wanted.push_front(repair);
     }
-    let standing = match repair.asker {
-        Asker::Standing(token) => Some(token),
-        Asker::Send { to, life, place } => {
-            this.fill_send((to, life, place), span, data.to_vec());
-            None
-        }
-    };
+    let asker = repair.asker;
+    if let Asker::Send { to, life, place } = asker {
+        this.fill_send((to, life, place), span, data.to_vec());
+    }
     let from = span.end.position - u64::from(span.blocks) + repair.first;
-    let token = this.begin(Operation::Repair { standing });
+    let token = this.begin(Operation::Repair { asker, span: *span });
     this.acts.push(Act::Write {
         token,
         offset: this.reads.offset_at(from),
         data: blocks_of(data, repair.first, repair.blocks),
         way: None,
     });
+}
+
+/// What a member had is written, or could not be: who reads it again sees that.
+pub(super) fn written(this: &mut Participant, asker: Asker, span: SpanId) {
+    match asker {
+        Asker::Standing(token) => this.acts.push(Act::Repaired(token)),
+        Asker::Send { .. } => {}
+        Asker::Heal { epoch } => healing::written(this, epoch, span),
+    }
 }
 
 /// Some of the blocks that lie in these buffers one after another.

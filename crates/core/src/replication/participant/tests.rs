@@ -3,6 +3,7 @@
 mod asking;
 mod changes;
 mod encrypted;
+mod healing;
 mod leases;
 mod reading_back;
 mod repairs;
@@ -80,12 +81,16 @@ struct Net {
     reads: Vec<(Member, u64)>,
     /// Repairs that have ended.
     repaired: Vec<Token>,
+    /// Why a takeover stopped last.
+    stop: Option<Stop>,
     /// Who could not be brought up, for want of which span.
     blocked: Vec<(Member, SpanId)>,
     /// A node whose writes do not end by themselves, and those that it has begun.
     slow: Option<(Member, Vec<Token>)>,
     /// Reads are kept under way: of whom, which, where, into what.
     held_reads: Option<Vec<(Member, Token, u64, BufMut)>>,
+    /// A place of a node's medium that always says this.
+    sticky: Option<(Member, usize, Vec<u8>)>,
     /// Links that were broken since somebody sent what it must not.
     drops: usize,
 }
@@ -248,10 +253,12 @@ impl Net {
             sent: 0,
             reads: Vec::new(),
             repaired: Vec::new(),
+            stop: None,
             blocked: Vec::new(),
             slow: None,
             held_reads: None,
             drops: 0,
+            sticky: None,
         };
         for member in members(count) {
             net.start(member);
@@ -384,14 +391,6 @@ impl Net {
         }
     }
 
-    /// Let so much time pass of which this node alone notices, and only afterwards.
-    fn poll(&mut self, member: Member, millis: u64) {
-        self.now = self.now.plus(Nanos::from_millis(millis));
-        let now = self.now;
-        self.participant(member).poll(now);
-        self.act(member);
-    }
-
     fn round(&mut self) -> bool {
         let mut has_some = self.connect();
         for member in members(self.nodes.len() as u16) {
@@ -488,6 +487,9 @@ impl Net {
                     self.node(member).disk[at..at + part.len()].copy_from_slice(part);
                     at += part.len();
                 }
+                if let Some((_, at, says)) = self.sticky.clone().filter(|(of, ..)| *of == member) {
+                    self.node(member).disk[at..at + says.len()].copy_from_slice(&says);
+                }
                 if let Some((_, begun)) = self.slow.as_mut().filter(|(slow, _)| *slow == member) {
                     return begun.push(token);
                 }
@@ -541,7 +543,10 @@ impl Net {
             Act::Lease { until } => self.node(member).lease = until,
             Act::Fenced => self.node(member).writer = None,
             Act::Short(refuses) => self.writer(member).told_short.push(refuses),
-            Act::Stopped(_) => self.node(member).stopped += 1,
+            Act::Stopped(why) => {
+                self.node(member).stopped += 1;
+                self.stop = Some(why);
+            }
             Act::Failed(error) => panic!("{error}"),
         }
     }

@@ -330,6 +330,12 @@ impl Replicas {
             (Role::Follows, _) if status.is_whole => {
                 (State::Standby, NotOpen::Copy.to_string(), false)
             }
+            (Role::Follows, Some(why)) if status.may_heal => (State::Error, why, false),
+            (Role::Follows, None) if status.may_heal => {
+                let why = "some data of this node's copy of its write log is damaged: it can take over only while other members \
+                           have that whole";
+                (State::Inconsistent, why.to_owned(), false)
+            }
             (Role::Follows, _) => {
                 let why = "this node's copy of its write log is being brought up, and cannot take over before that ends";
                 (State::Inconsistent, why.to_owned(), false)
@@ -339,8 +345,8 @@ impl Replicas {
                 (State::Error, why, false)
             }
             (Role::Takes, None) => {
-                let why = "this node takes its group, and waits for members to answer";
-                (State::Standby, why.to_owned(), true)
+                let why = format!("this node takes its group, and {}", waits(&status));
+                (State::Standby, why, true)
             }
             (Role::Serves, None) => (
                 State::Standby,
@@ -349,6 +355,20 @@ impl Replicas {
             ),
         }
     }
+}
+
+/// What a candidate waits for.
+fn waits(status: &Status) -> String {
+    if status.missing.is_empty() {
+        return "waits for members to answer".to_owned();
+    }
+    let spots = status.missing.iter();
+    let spots: Vec<_> = spots.map(|(from, to)| format!("{from} to {to}")).collect();
+    format!(
+        "has a copy of the write log that is damaged at blocks {}, which no member that has answered has whole, and waits \
+         for the others to answer",
+        spots.join(", ")
+    )
 }
 
 fn role(role: Role) -> GroupRole {
@@ -390,11 +410,11 @@ impl Replication for Replicas {
             // Before the group is taken from who serves.
             replicas.look(spec.uuid).await;
             let is_of_no_use = replicas.with(spec.uuid, |known| {
-                (known.status.as_ref()).is_none_or(|status| !status.is_whole)
+                (known.status.as_ref()).is_none_or(|status| !status.is_whole && !status.may_heal)
             });
             if is_of_no_use {
                 let why = format!(
-                    "volume {}: this node's copy of its write log is not open, damaged, or being brought up, and cannot take \
+                    "volume {}: this node's copy of its write log is not open, of no use, or being brought up, and cannot take \
                      over: ask another member (`hdcs group show {}`)",
                     spec.name, spec.name
                 );

@@ -114,6 +114,8 @@ mod tests {
             committed: Some(3_000),
             promised: 1,
             is_whole: true,
+            may_heal: false,
+            missing: Vec::new(),
             joined: 1,
             links: vec![member],
             others: vec![OtherCopy {

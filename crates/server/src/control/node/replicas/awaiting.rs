@@ -10,7 +10,7 @@ use hdcs_core::replication::participant::{Role, Waits};
 use hdcs_core::replication::takeover::Stop;
 use uuid::Uuid;
 
-use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX};
+use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX, waits};
 use crate::control::node::{ANSWER_TIME_MAX, WATCH_PERIOD, lock};
 
 /// How looking at the records went.
@@ -148,6 +148,13 @@ impl Replicas {
     fn lacks(&self, volume: Uuid) -> String {
         if let Some(trouble) = self.records_trouble() {
             return format!(" ({trouble})");
+        }
+        let damaged = self.with(volume, |known| {
+            let status = known.status.as_ref();
+            status.filter(|status| !status.missing.is_empty()).map(waits)
+        });
+        if let Some(waits) = damaged {
+            return format!(": this node {waits}, and serves it as soon as they do");
         }
         let takeover = self.with(volume, |known| self.takeover(known));
         let Some(takeover) = takeover.filter(|one| one.waits == TakeoverWaits::Promises) else {
