@@ -3,6 +3,7 @@
 //! ```text
 //!   DIR/UUID/spec-N.json       what the volume is, in revision N; written once, by whoever is first
 //!   DIR/UUID/record-N.json     the record of revision N; written once, by whoever is first
+//!   DIR/UUID/copy-NODE         this node has a copy, or is about to make one, whether a record names it or not
 //!   DIR/UUID/removed.json      the group is no more: these nodes let go of their copies
 //!   DIR/UUID/gone-NODE         this one has
 //!   DIR/tmp/NODE-…             what a node is about to give one of these names
@@ -14,7 +15,8 @@
 //! those of [`sealed`].
 //!
 //! That a group is removed is written, and never taken from a directory's absence: one that is not mounted would have
-//! nodes delete their copies. The last of the nodes that let go removes the directory.
+//! nodes delete their copies. The last of the nodes that let go removes the directory: those of the last record, and those
+//! that were taken out of the group while they were away, and do not know that yet.
 //!
 //! Invariants:
 //! 1. The file of a record never changes. So a revision has one content for ever.
@@ -29,7 +31,7 @@
 //! Every call waits for the directory's file system. Over NFS, reading may show the past for as long as the client caches
 //! names; writing never does, since it is the server that makes the link.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -67,6 +69,7 @@ const REMOVED: Kind = Kind {
     version: 1,
 };
 const REMOVED_FILE: &str = "removed.json";
+const COPY: &str = "copy-";
 const RECORDS: &str = "record-";
 const SPECS: &str = "spec-";
 const TEMPORARY: &str = "tmp";
@@ -549,8 +552,8 @@ impl RecordStore {
 
     /// Remove the group of a volume that is deleted, or detached by a node that keeps its log. Only the node that the record
     /// names may, and what it writes takes the place of the next record: either the group is removed, or another node
-    /// takes it. All nodes of the last record are to let go of their copies, and to say so: [`Self::gone`]. Whoever
-    /// proposes something afterwards finds nothing.
+    /// takes it. All nodes of the last record, and those that have copies still, are to let go of them, and to say so:
+    /// [`Self::gone`]. Whoever proposes something afterwards finds nothing.
     pub fn remove(&self, volume: Uuid, keeper: Option<Member>) -> Result<Removal, StoreError> {
         let directory = self.directory(volume);
         let path = directory.join(REMOVED_FILE);
@@ -571,14 +574,45 @@ impl RecordStore {
             }
             let members = record.config.members.iter();
             let nodes = members.chain(record.joiners.iter().copied());
+            let named = nodes.map(|node| node.0);
+            let nodes: BTreeSet<u16> = named.chain(self.copies(volume)?).collect();
             let removed = Removed {
-                nodes: nodes.map(|node| node.0).collect(),
+                nodes: nodes.into_iter().collect(),
                 keeper: keeper.map(|keeper| keeper.0),
             };
             let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
             // Whoever was first with that revision is seen in the next round.
             self.link_new(&self.record_path(volume, record.revision + 1), &text)?;
         }
+    }
+
+    /// This node has a copy of a group's log from now on, until [`Self::forgot_copy`]: if the group is removed meanwhile,
+    /// that is kept until the node knows it.
+    pub fn has_copy(&self, volume: Uuid) -> Result<(), StoreError> {
+        let directory = self.directory(volume);
+        let own = directory.join(format!("{COPY}{}", self.node.0));
+        if own.exists() {
+            return Ok(());
+        }
+        self.link_new(&own, b"")?;
+        sync_directory(&directory).map_err(io_at(&own))
+    }
+
+    /// It has none any more, since it was taken out of the group.
+    pub fn forgot_copy(&self, volume: Uuid) -> Result<(), StoreError> {
+        let own = self
+            .directory(volume)
+            .join(format!("{COPY}{}", self.node.0));
+        match fs::remove_file(&own) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(io_at(&own)),
+        }
+    }
+
+    /// Nodes that have copies of a group's log, or had.
+    fn copies(&self, volume: Uuid) -> Result<impl Iterator<Item = u16> + use<>, StoreError> {
+        let names = names_in(&self.directory(volume))?.into_iter();
+        Ok(names.filter_map(|name| name.strip_prefix(COPY)?.parse().ok()))
     }
 
     /// This node has let go of its copy of a group that was removed. The last one removes what is left of the group.

@@ -360,6 +360,46 @@ fn group_is_made_once_and_removed_as_a_whole() {
 }
 
 #[test]
+fn group_that_was_removed_is_kept_until_a_node_that_was_taken_out_before_has_let_go() {
+    let (root, store, spec) = made();
+    let of = |node| RecordStore::new(root.path(), node);
+    for node in [A, B, C] {
+        of(node).has_copy(spec.uuid).unwrap();
+        of(node).has_copy(spec.uuid).unwrap();
+    }
+    // One is taken out while it is away, another one knows that and has forgotten its copy.
+    let joiner = first().joiners;
+    let next = GroupRecord {
+        revision: 2,
+        joiners: Nodes::new(),
+        ..first()
+    };
+    assert!(joiner.contains(&C));
+    written(&store, spec.uuid, &next);
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::Done);
+    for node in [A, B] {
+        of(node).gone(spec.uuid).unwrap();
+        assert!(store.removed(spec.uuid).unwrap().is_some());
+    }
+    of(C).gone(spec.uuid).unwrap();
+    assert!(store.list().unwrap().is_empty());
+}
+
+#[test]
+fn node_that_has_forgotten_its_copy_is_not_waited_for() {
+    let (root, store, spec) = made();
+    let other = RecordStore::new(root.path(), Member(9));
+    other.has_copy(spec.uuid).unwrap();
+    other.forgot_copy(spec.uuid).unwrap();
+    other.forgot_copy(spec.uuid).unwrap();
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::Done);
+    for node in [A, B, C] {
+        RecordStore::new(root.path(), node).gone(spec.uuid).unwrap();
+    }
+    assert!(store.list().unwrap().is_empty());
+}
+
+#[test]
 fn spec_of_a_revision_is_written_once_and_the_newest_counts() {
     let (root, store, spec) = made();
     let mut entry = spec.entry(1);
