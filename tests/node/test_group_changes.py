@@ -6,10 +6,10 @@ import time
 
 import nbd
 import pytest
-from daemon import freeze, refused
+from daemon import DIRTY, freeze, refused
 from encryption_cases import encrypted, key_file, marked, marks
 from group_cases import (
-    BLOCK, BLOCKS, History, alone, comes_back, create, goes_on_at, is_served, is_whole, nodes, record,
+    BLOCK, BLOCKS, SIZE, History, alone, comes_back, create, goes_on_at, groups_left, is_served, is_whole, nodes, record,
 )
 
 
@@ -110,6 +110,49 @@ def test_member_that_is_away_is_no_hindrance_to_a_change(tmp_path):
         goes_on_at(a, c, history)
         b.start()
         b.until(lambda: b.json("volume", "list") == [])
+
+
+def test_node_that_was_taken_out_while_it_was_away_frees_its_copy_of_a_volume_that_is_gone_since(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
+        create((a, b, c), tmp_path)
+        History(16).write(a, 50)
+        b.kill()
+        change(a, "--nodes", "a,c")
+        a.ok("volume", "delete", "v", "--discard-dirty")
+        c.until(lambda: c.json("volume", "list") == [])
+        assert b.log_of("v").exists()
+        # What was removed is remembered until it is back, and no longer.
+        assert len(groups_left(tmp_path)) == 1 and a.json("group", "list") == []
+        b.start()
+        b.until(lambda: b.json("volume", "list") == [] and not groups_left(tmp_path))
+        assert not b.log_of("v").exists()
+        create((a, b, c), tmp_path)
+
+
+def test_copy_that_takes_long_to_open_holds_up_no_other_group(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("3" * 64)
+    key.chmod(0o600)
+    # While this is there, whoever needs the key waits, in the middle of opening a copy.
+    held = tmp_path / "held"
+    command = f"sh -c 'while [ -e {held} ]; do sleep 0.05; done; cat {key}'"
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
+        create((a, b, c), tmp_path, "--encrypt", "--key-command", command, name="slow", ack="majority")
+        create((a, b, c), tmp_path, ack="majority")
+        history = History(17)
+        history.write(a, 50)
+        b.stop()
+        held.touch()
+        b.spawn()
+        is_whole(a, 3)
+        a.kill()
+        # It takes the promise of the one whose other copy is not open.
+        c.ok("volume", "takeover", "v")
+        history.check(c)
+        assert "b" not in record(c, "slow")["members"]
+        held.unlink()
+        b.ready()
+        c.ok("volume", "takeover", "slow")
 
 
 def test_copy_goes_only_once_the_one_that_takes_its_place_is_there(tmp_path):

@@ -26,6 +26,7 @@ mod awaiting;
 mod beginning;
 mod configuring;
 mod forgetting;
+mod opening;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -39,8 +40,8 @@ use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status, Taking};
 use hdcs_core::replication::record::{GroupRecord, Phase, Shape};
 use hdcs_core::volume::State;
-use hdcs_device::DeviceRegion;
 use hdcs_frontend::VolumeNumber;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -62,7 +63,7 @@ use crate::cluster::spec::VolumeSpecFile;
 use crate::control::link::Link;
 use crate::log_limit::LogLimit;
 use crate::shard::command::{Command, OpenFailure};
-use crate::shard::groups::{CopySpec, GroupChange, GroupEvent, Seen};
+use crate::shard::groups::{GroupChange, GroupEvent, Seen};
 
 /// How often the records are looked at.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -94,6 +95,8 @@ struct Known {
     revision: u64,
     /// Whether the copy is open.
     is_open: bool,
+    /// It is being made, opened or let go of.
+    is_busy: bool,
     /// When it is tried again to open it.
     open_at: Option<Instant>,
     /// The epoch in which this process has begun to serve, or to take the group for that.
@@ -134,6 +137,8 @@ struct Inner {
     link: Arc<Link>,
     setup: Arc<Setup>,
     known: Mutex<BTreeMap<Uuid, Known>>,
+    /// Turns to make and open copies.
+    openings: Semaphore,
     faults: Mutex<LogLimit>,
     looks: Mutex<Looks>,
 }
@@ -147,6 +152,7 @@ impl Replicas {
             link,
             setup,
             known: Mutex::default(),
+            openings: Semaphore::new(opening::OPENINGS_MAX),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
             looks: Mutex::default(),
         }))
@@ -179,6 +185,12 @@ impl Replicas {
         if let Some(left_out) = lock(&self.0.faults).pass() {
             tracing::warn!(left_out, "{what}");
         }
+    }
+
+    /// This node's copy of a volume is of no use at present.
+    fn copy_failed(&self, spec: &VolumeSpecFile, error: &ApiError) {
+        self.complain(&format!("volume {}: its copy: {error}", spec.name));
+        self.with(spec.uuid, |known| known.trouble = Some(error.to_string()));
     }
 
     /// Whether a volume may be open here.
@@ -653,6 +665,10 @@ async fn look_at_all(node: &Arc<Node>) {
     };
     note_absent(replicas, &all);
     for (volume, removed) in all.removed {
+        // What is being opened is let go of afterwards.
+        if opening::is_busy(replicas, volume) {
+            continue;
+        }
         if let Err(error) = let_go(node, replicas, volume, &removed).await {
             replicas.complain(&error.to_string());
         }
@@ -672,12 +688,11 @@ async fn look_at_all(node: &Arc<Node>) {
         }
         replicas.with(volume, |known| known.record = Some(record.clone()));
         if let Err(error) = look_at(node, replicas, &spec, &record).await {
-            replicas.complain(&format!("volume {}: its copy: {error}", spec.name));
-            replicas.with(volume, |known| known.trouble = Some(error.to_string()));
+            replicas.copy_failed(&spec, &error);
         }
         if !is_mine {
             replicas.look(volume).await;
-            forgetting::forget_copy(node, replicas, volume, &record).await;
+            forgetting::begin(node, replicas, volume, record);
         }
     }
 }
@@ -695,46 +710,15 @@ fn note_absent(replicas: &Replicas, all: &Listing) {
 }
 
 async fn look_at(
-    node: &Node,
+    node: &Arc<Node>,
     replicas: &Replicas,
     spec: &VolumeSpecFile,
     record: &GroupRecord,
 ) -> Result<(), ApiError> {
     let volume = spec.uuid;
-    let now = Instant::now();
-    if replicas.with(volume, |known| known.open_at.is_some_and(|at| at > now)) {
-        return Ok(());
-    }
     if !replicas.with(volume, |known| known.is_open) {
-        replicas.with(volume, |known| known.open_at = Some(now + FAULT_PERIOD));
-        let entry = match entry_of(node, volume) {
-            Some(entry) if !entry.is_replicated => {
-                replicas.with(volume, |known| known.open_at = None);
-                return beginning::go_on(node, replicas, &entry, record).await;
-            }
-            Some(entry) => with_log(node, entry, spec).await?,
-            None => make_own_copy(node, spec).await?,
-        };
-        let copy = CopySpec {
-            volume,
-            log: DeviceRegion {
-                path: entry.log_path(node.setup.layout()),
-                offset: 0,
-                bytes: entry.log.bytes,
-            },
-            log_number: spec.log,
-            ring_blocks: spec.ring_blocks(),
-            encryption: entry.encryption.clone(),
-        };
-        let opened = node.link.ask("opening its copy", MOVE_TIME_MAX, |answer| {
-            Command::OpenCopy(Box::new(copy), answer)
-        });
-        opened.await?;
-        replicas.with(volume, |known| {
-            known.is_open = true;
-            known.open_at = None;
-            known.trouble = None;
-        });
+        opening::begin(node, replicas, spec, record);
+        return Ok(());
     }
     follow_spec(node, spec).await?;
     replicas.tell(volume, record);

@@ -371,6 +371,9 @@ pub fn forget_copy(shard: &mut Shard, volume: Uuid, revision: u64) -> Result<(),
 /// Let go of a copy on which no volume stands.
 pub fn close_copy(shard: &mut Shard, volume: Uuid) -> Result<(), String> {
     let groups = shard.state.groups.as_mut().ok_or(NO_CLUSTER)?;
+    if (groups.openings.values()).any(|(opens, _)| opens.volume == volume) {
+        return Err("it is being opened: try again".to_owned());
+    }
     let Some(&group) = groups.by_volume.get(&volume) else {
         return Ok(());
     };

@@ -5,13 +5,18 @@
 //!    is newer than the one under which the copy was brought up. A directory over NFS may show the past, in which a node
 //!    is not named yet whose copy counts by now.
 //! 2. The backend is not touched: the volume lives on.
+//! 3. While this node has a copy the records say so ([`has_copy`](crate::cluster::records::RecordStore::has_copy)). So a
+//!    removal of the group waits for a node that was taken out of it while it was away.
+
+use std::sync::Arc;
 
 use hdcs_api::ErrorKind;
 use hdcs_core::replication::participant::Role;
 use hdcs_core::replication::record::GroupRecord;
 use uuid::Uuid;
 
-use super::{Replicas, Serving, entry_of};
+use super::opening::Busy;
+use super::{Known, Replicas, Serving, entry_of};
 use crate::catalogue::{self, Entry};
 use crate::control::node::delete::forget;
 use crate::control::node::{COMMAND_TIME_MAX, Node, beside, failed, lock};
@@ -22,14 +27,9 @@ pub(super) fn has_copy(node: &Node, volume: Uuid) -> bool {
     entry_of(node, volume).is_some_and(|entry| entry.is_replicated)
 }
 
-/// Let go of the copy of a volume whose record does not name this node, if that is so for good and nothing else is done
-/// with it; else at the next look.
-pub(super) async fn forget_copy(
-    node: &Node,
-    replicas: &Replicas,
-    volume: Uuid,
-    record: &GroupRecord,
-) {
+/// Begin to let go of the copy of a volume whose record does not name this node, if that is so for good and nothing else is
+/// done with it; else at the next look. Others are looked at meanwhile.
+pub(super) fn begin(node: &Arc<Node>, replicas: &Replicas, volume: Uuid, record: GroupRecord) {
     let is_out = replicas.with(volume, |known| {
         let follows = |copy: &hdcs_core::replication::participant::Status| {
             copy.role == Role::Follows && copy.joined < record.revision
@@ -38,7 +38,21 @@ pub(super) async fn forget_copy(
             && known.serving == Serving::No
             && known.status.as_ref().is_some_and(follows)
     });
-    let Some(entry) = entry_of(node, volume).filter(|_| is_out) else {
+    if !is_out {
+        return;
+    }
+    let Some(busy) = Busy::begin(replicas, volume) else {
+        return;
+    };
+    let (node, replicas) = (Arc::clone(node), replicas.clone());
+    tokio::spawn(async move {
+        forget_copy(&node, &replicas, volume, &record).await;
+        drop(busy);
+    });
+}
+
+async fn forget_copy(node: &Node, replicas: &Replicas, volume: Uuid, record: &GroupRecord) {
+    let Some(entry) = entry_of(node, volume) else {
         return;
     };
     let name = entry.name.as_str();
@@ -69,12 +83,23 @@ async fn let_go(
     });
     closed.await?;
     // What is left of it after a crash is removed at the next start, or opened and let go of again.
-    lock(&replicas.0.known).remove(&entry.uuid);
+    replicas.with(entry.uuid, |known| {
+        *known = Known {
+            is_busy: true,
+            ..Known::default()
+        };
+    });
     forget(entry, node.setup.layout(), &node.link).await;
     let (layout, of) = (node.setup.layout().clone(), entry.name.clone());
     let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
     removed.map_err(|error| failed(error.to_string()))?;
+    let (store, volume) = (replicas.store().clone(), entry.uuid);
+    if let Err(error) = beside(move || store.forgot_copy(volume)).await? {
+        // It is asked to let go of what it has not, should the group be removed.
+        replicas.complain(&error.to_string());
+    }
     node.volumes.remove(name);
+    lock(&replicas.0.known).remove(&entry.uuid);
     node.volumes.explain(name, None);
     node.share_memory().await;
     Ok(())
