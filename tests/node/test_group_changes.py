@@ -135,7 +135,9 @@ def test_copy_that_takes_long_to_open_holds_up_no_other_group(tmp_path):
     key.chmod(0o600)
     # While this is there, whoever needs the key waits, in the middle of opening a copy.
     held = tmp_path / "held"
-    command = f"sh -c 'while [ -e {held} ]; do sleep 0.05; done; cat {key}'"
+    command = tmp_path / "command"
+    command.write_text(f"#!/bin/sh\nwhile [ -e {held} ]; do sleep 0.05; done\ncat {key}\n")
+    command.chmod(0o700)
     with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
         create((a, b, c), tmp_path, "--encrypt", "--key-command", command, name="slow", ack="majority")
         create((a, b, c), tmp_path, ack="majority")
@@ -148,6 +150,7 @@ def test_copy_that_takes_long_to_open_holds_up_no_other_group(tmp_path):
         a.kill()
         # It takes the promise of the one whose other copy is not open.
         c.ok("volume", "takeover", "v")
+        assert "its keys: " not in b.log(), "it waits still"
         history.check(c)
         assert "b" not in record(c, "slow")["members"]
         held.unlink()

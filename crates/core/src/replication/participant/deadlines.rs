@@ -6,8 +6,8 @@
 //! sends them ([`super::leases`]).
 //!
 //! A node that stood still, as a virtual machine that is moved, cannot tell whether others were late: their answers may lie
-//! unread. When it goes on it gives them their time anew. Leases are not longer for that. A node that comes late again and
-//! again is not excused each time, or it would wait for ever for who is gone.
+//! unread. When it goes on it gives them their time anew. Leases are not longer for that. It is excused only if it has looked
+//! in time for that long before: a node that comes late again and again would wait for ever for who is gone.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -52,9 +52,6 @@ impl Default for Times {
 /// After a shortage of memory.
 pub(super) const RETRY_PAUSE: Nanos = Nanos::from_millis(5);
 
-/// Looks in time, one after the other, before one that comes late is excused.
-const LOOKS_MIN: u32 = 4;
-
 /// Who is late.
 #[derive(Debug, Default)]
 pub(super) struct Late {
@@ -74,9 +71,10 @@ pub(super) struct Deadlines {
     step: Nanos,
     levels: bool,
     next: Option<Nanos>,
-    /// When was looked last, and how many looks in order came in time.
+    /// When was looked last.
     looked: Nanos,
-    in_time: u32,
+    /// How long it was looked in time since it was excused last.
+    in_time: Nanos,
 }
 
 impl Deadlines {
@@ -88,7 +86,7 @@ impl Deadlines {
             levels: false,
             next: None,
             looked: Nanos(0),
-            in_time: LOOKS_MIN,
+            in_time: times.member_max,
         }
     }
 
@@ -99,7 +97,7 @@ impl Deadlines {
         self.levels = false;
         self.next = Some(now);
         self.looked = now;
-        self.in_time = LOOKS_MIN;
+        self.in_time = self.times.member_max;
     }
 
     /// It is looked now. Whether this node stood still since the last look, and is excused.
@@ -107,10 +105,10 @@ impl Deadlines {
         let elapsed = now.since(core::mem::replace(&mut self.looked, now));
         // A look is due in a quarter of the time at the latest.
         if elapsed.0 <= self.times.member_max.0 / 2 {
-            self.in_time = self.in_time.saturating_add(1);
+            self.in_time = self.in_time.plus(elapsed);
             return false;
         }
-        core::mem::take(&mut self.in_time) >= LOOKS_MIN
+        core::mem::replace(&mut self.in_time, Nanos(0)) >= self.times.member_max
     }
 
     /// Everybody has their time anew.
