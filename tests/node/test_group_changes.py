@@ -99,6 +99,25 @@ def test_level_is_changed_under_load_and_what_it_says_holds(tmp_path, before, af
         history.check(b)
 
 
+def test_primary_that_stood_still_leaves_out_nobody_when_it_goes_on(tmp_path):
+    with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 1000}) as (a, b, c):
+        create((a, b, c), tmp_path)
+        writer = Writer(a, 15)
+        for _ in range(3):
+            writer.goes_on(a)
+            before = record(a)["revision"]
+            freeze(a.process.pid)
+            # Twice as long as it waits for others.
+            time.sleep(2)
+            a.signal(signal.SIGCONT)
+            writer.goes_on(a, 500)
+            assert record(a)["revision"] == before
+        history = writer.end()
+        a.kill()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+
+
 def test_member_that_is_away_is_no_hindrance_to_a_change(tmp_path):
     with nodes(tmp_path, 3, **{"cluster.member_deadline_ms": 500}) as (a, b, c):
         create((a, b, c), tmp_path)

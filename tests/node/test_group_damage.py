@@ -135,10 +135,10 @@ def test_what_no_copy_has_whole_is_said_and_nobody_serves(tmp_path):
         before = [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)]
         b.start()
         a.start()
-        a.tells("1 spans of this node's copy of the log are damaged, and no member has given them whole: blocks ")
-        a.until(lambda: "no member has given them whole" in (a.volume("v")["reason"] or ""))
+        a.tells("this node's copy of the log is damaged at blocks ")
+        a.until(lambda: "no member has given that whole" in (a.volume("v")["reason"] or ""))
         done = b.cli("volume", "takeover", "v")
-        assert done.returncode == 1 and "no member has given them whole" in done.stderr, done.stderr
+        assert done.returncode == 1 and "no member has given that whole" in done.stderr, done.stderr
         # Nothing was given up.
         assert [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)] == before
 

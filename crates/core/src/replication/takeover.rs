@@ -92,7 +92,7 @@ pub enum Stop {
     },
     /// This node's own copy has damaged data that no member has whole.
     #[error(
-        "{count} spans of this node's copy of the log are damaged, and no member has given them whole: {}. If another member's \
+        "this node's copy of the log is damaged at {}, and no member has given that whole. If another member's \
          copy is whole, have that one take over; or put the device of one right that has them, and begin another takeover; or \
          give up what was not flushed: delete the volume (`hdcs volume delete --discard-dirty`), and make it anew over its \
          backend",

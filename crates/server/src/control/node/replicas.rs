@@ -372,7 +372,12 @@ impl Replicas {
 /// What a candidate waits for.
 fn waits(status: &Status) -> String {
     if status.missing.is_empty() {
-        return "waits for members to answer".to_owned();
+        let what = if status.may_heal {
+            "reads back its copy of the write log, which is damaged, and gets that from members that answer"
+        } else {
+            "waits for members to answer"
+        };
+        return what.to_owned();
     }
     let spots = status.missing.iter();
     let spots: Vec<_> = spots.map(|(from, to)| format!("{from} to {to}")).collect();
