@@ -191,7 +191,7 @@ def test_joiner_that_needs_what_nobody_has_whole_is_blocked_until_the_log_lets_g
         history.told[at] = ({history.writes}, history.writes)
         a.ok("volume", "flush", "v")
         is_whole(a, 3)
-        assert other(a, "c") == "in-step"
+        a.until(lambda: other(a, "c") == "in-step")
         history.check(a)
         assert a.log().count("the node cannot be brought up") == 1
 
