@@ -174,9 +174,11 @@ impl Superblocks {
             next.ahead_sequence = next.sequence;
         }
         say(&mut next, &says);
-        let known = next.known_head.get().max(durable);
-        // What was cut off was durable, and is not any more.
-        next.known_head = U64::new(if is_asked { known } else { durable });
+        next.known_head = U64::new(if is_asked {
+            next.known_head.get().max(durable)
+        } else {
+            known_of(&says, durable)
+        });
         Some(self.begin(next, wanted.is_some(), is_asked))
     }
 
@@ -235,6 +237,17 @@ impl Superblocks {
             asked.is_durable = true;
         }
         is_of_machine
+    }
+}
+
+/// Up to where a replay is to find a copy on which nothing stands, which is durable up to a position. What was cut off was
+/// durable, and is not any more. One that is being brought up may be cut there again, and if it was given up, nothing behind
+/// its cut counts before it is whole, however much it has taken since.
+fn known_of(says: &Superblock, durable: u64) -> u64 {
+    if says.is_whole {
+        durable
+    } else {
+        durable.min(says.cut_position)
     }
 }
 

@@ -4,6 +4,7 @@ mod asking;
 mod changes;
 mod encrypted;
 mod healing;
+mod joining;
 mod leases;
 mod reading_back;
 mod repairs;
