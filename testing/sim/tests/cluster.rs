@@ -24,6 +24,14 @@ fn cluster_seeds_hold_and_cover() {
             && coverage.pauses > 500
             && coverage.cuts > 1000
             && coverage.unknown > 100
+            && coverage.direct_writes > 1000
+            && coverage.configured > 100
+            && coverage.shortages > 10
+            && coverage.keys_lost > 20
+            && coverage.keyless > 5
+            && coverage.leader_changes > 50
+            && coverage.unruly > 500
+            && coverage.repairs > 5
             && coverage.old_reads > 50
             && coverage.lost_media > 100
             && coverage.damaged > 20
@@ -119,13 +127,35 @@ fn plant_of_a_member_that_is_left_out_before_the_record_says_so_is_caught() {
 }
 
 #[test]
+fn plant_of_a_level_that_counts_before_the_record_says_so_is_caught() {
+    // It may also ask for what follows a record that the store never had.
+    assert_caught(Plant::EarlyLevel, &["committed-too-few", "record"]);
+}
+
+#[test]
+fn plant_of_writes_with_fewer_members_than_they_need_is_caught() {
+    assert_caught(Plant::ForgottenMin, &["committed-short"]);
+}
+
+#[test]
+fn plant_of_a_manager_without_its_key_is_caught() {
+    assert_caught(Plant::KeylessManager, &["manager-keyless"]);
+}
+
+#[test]
+fn plant_of_a_mark_that_members_do_not_have_is_caught() {
+    assert_caught(Plant::LostMark, &["mark-too-few"]);
+}
+
+#[test]
 fn plant_of_a_new_copy_that_counts_is_caught() {
     assert_caught(Plant::FreshVote, &["committed-lost", "no-prefix"]);
 }
 
 #[test]
 fn plant_of_a_damaged_copy_that_counts_is_caught() {
-    assert_caught(Plant::DamagedVote, &["committed-lost"]);
+    // What it writes where its copy seems to end it does not find there.
+    assert_caught(Plant::DamagedVote, &["committed-lost", "rot-unnoticed"]);
 }
 
 #[test]
@@ -143,7 +173,15 @@ fn plant_of_a_backend_that_takes_what_older_owners_write_is_caught() {
 
 #[test]
 fn plant_of_a_backend_that_does_not_flush_is_caught() {
-    assert_caught(Plant::LazyFlush, &["backend-fua-order", "backend-order"]);
+    assert_caught(
+        Plant::LazyFlush,
+        &[
+            "policy-early-ack",
+            "policy-flush",
+            "backend-fua-order",
+            "backend-order",
+        ],
+    );
 }
 
 #[test]

@@ -8,17 +8,18 @@ use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::RequestError;
 use hdcs_core::base::io::{Nanos, Reply, Request, RequestId, SectorRange};
 use hdcs_core::base::limits::SECTOR_BYTES;
-use hdcs_core::volume::Persist;
+use hdcs_core::volume::{Persist, VolumeConfig};
 
 use super::Coverage;
 use super::check_leases::Leases;
+use super::shared::Shared;
 use crate::check_progress::Requests;
-use crate::check_reads;
 use crate::check_recovery::Durability;
 use crate::content::{Content, WriteId};
 use crate::model::{FlushOp, History, ReadOp};
 use crate::violation::Violation;
 use crate::workload::{Ask, Workload};
+use crate::{check_policy, check_reads};
 
 /// Number of the volume.
 pub(super) const VOLUME: u32 = 1;
@@ -46,6 +47,10 @@ pub(super) struct Client {
     pub(super) history: History,
     workload: Workload,
     persist: Persist,
+    /// Writes go past the log.
+    is_direct: bool,
+    /// It asks for what the last opening has acknowledged to be durable before it goes on.
+    flushes_first: bool,
     durability: Durability,
     requests: Requests<Waiting>,
     /// What openings of each epoch have acknowledged.
@@ -62,13 +67,16 @@ pub(super) struct Client {
 
 impl Client {
     /// One of a volume of so many sectors.
-    pub(super) fn new(sectors: u64, workload: Workload, persist: Persist) -> Self {
+    pub(super) fn new(sectors: u64, workload: Workload, config: &VolumeConfig) -> Self {
+        let persist = config.persist;
         let history = History::new(vec![Content::Zero; sectors as usize]);
         Self {
             durability: Durability::opened(persist, history.now()),
             history,
             workload,
             persist,
+            is_direct: config.policy.is_direct(),
+            flushes_first: false,
             requests: Requests::default(),
             leases: Leases::default(),
             peer: None,
@@ -104,6 +112,10 @@ impl Client {
         self.peer = Some(peer);
         self.epoch = peer.epoch;
         self.durability = Durability::opened(self.persist, self.history.now());
+        if self.is_direct {
+            self.history.set_direct(true);
+            self.flushes_first = peer.epoch.is_multiple_of(2);
+        }
     }
 
     /// Talk to nobody: what was asked for has an unknown outcome.
@@ -125,6 +137,9 @@ impl Client {
             return None;
         }
         self.asks_left -= 1;
+        if std::mem::take(&mut self.flushes_first) {
+            return Some(self.flush(now));
+        }
         let ask = self.workload.next(self.history.sectors());
         self.send(now, pool, ask, order)
     }
@@ -188,20 +203,25 @@ impl Client {
         Some((self.requests.sent(now, waiting), request))
     }
 
-    /// A request was answered by whom it talks to. Errors are right if the backend was refused to that volume. Returns
+    /// A request was answered by whom it talks to. Errors are right if that volume `may_fail` what it is asked. Returns
     /// whether the connection is over.
     pub(super) fn answered(
         &mut self,
         now: Nanos,
         id: RequestId,
         result: Result<Reply, RequestError>,
-        was_refused: bool,
+        may_fail: bool,
+        shared: &Shared,
         coverage: &mut Coverage,
     ) -> Result<bool, Violation> {
         let (_, waiting) = self.requests.answered(id)?;
         coverage.replies += 1;
         match result {
-            Ok(reply) => self.succeeded(now, waiting, reply).map(|()| false),
+            Ok(reply) => {
+                let is_direct = self.succeeded(now, waiting, reply, shared)?;
+                coverage.direct_writes += u64::from(is_direct);
+                Ok(false)
+            }
             Err(RequestError::Fenced) => Ok(true),
             Err(error) => {
                 coverage.errors += 1;
@@ -211,7 +231,7 @@ impl Client {
                         _ => self.history.refuse_write(id),
                     }
                 }
-                if was_refused || error == RequestError::NoBuffers {
+                if may_fail || error == RequestError::NoBuffers {
                     return Ok(false);
                 }
                 let message = format!("{waiting:?} failed: {error}");
@@ -220,7 +240,15 @@ impl Client {
         }
     }
 
-    fn succeeded(&mut self, now: Nanos, waiting: Waiting, reply: Reply) -> Result<(), Violation> {
+    /// A request has succeeded. Returns whether it was a write past the log.
+    fn succeeded(
+        &mut self,
+        now: Nanos,
+        waiting: Waiting,
+        reply: Reply,
+        shared: &Shared,
+    ) -> Result<bool, Violation> {
+        let durable = |sector| shared.durable(sector);
         match (waiting, reply) {
             (Waiting::Read(read), Reply::Data(data)) => {
                 let seen = check_reads::check_read(&mut self.history, VOLUME, read, &data)?;
@@ -234,8 +262,15 @@ impl Client {
                     self.history.order_fua(id);
                 }
                 self.durability.write_acked(&mut self.history, id, fua);
+                if self.history.write(id).direct {
+                    if fua {
+                        check_policy::check_written(&self.history, id, durable)?;
+                    }
+                    return Ok(true);
+                }
             }
             (Waiting::Flush(flush), Reply::Done) => {
+                check_policy::check_flushed(&self.history, flush, durable)?;
                 self.durability.flush_acked(&mut self.history, flush);
             }
             (Waiting::Other, Reply::Done) => {}
@@ -244,6 +279,6 @@ impl Client {
                 return Err(Violation::new("reply-kind", message));
             }
         }
-        Ok(())
+        Ok(false)
     }
 }

@@ -4,7 +4,7 @@ use hdcs_core::base::buf::{Buf, BufMut, Pool};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Action, Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock};
 use hdcs_core::volume::Event;
 use zerocopy::IntoBytes;
 
@@ -12,6 +12,7 @@ use super::Plant;
 use super::check_logs;
 use super::client::Peer;
 use super::faults::stop_beside;
+use super::media;
 use super::node::{LogWrite, Op};
 use super::reader::{self, Reader};
 use super::shared::{User, Wanted};
@@ -79,6 +80,7 @@ impl ClusterWorld {
                 offset,
                 data,
             } => {
+                check_mark(self, user)?;
                 stop_beside(self, node);
                 self.begin_on_backend(node, user, token, Wanted::Write(offset, data))
             }
@@ -97,6 +99,10 @@ impl ClusterWorld {
             }
             // It is for local stores.
             Action::BackendUnsettled { .. } => Ok(()),
+            Action::Reply { request, result } if media::is_scrub(request) => {
+                media::scrubbed(self, node, result);
+                Ok(())
+            }
             Action::Reply { request, result } if Reader::is_its(request) => {
                 reader::old_answered(self, request, result)
             }
@@ -109,17 +115,14 @@ impl ClusterWorld {
                 {
                     return Ok(());
                 }
-                let was_refused = self
-                    .standing(node)
-                    .is_some_and(|standing| standing.was_refused);
+                let may_fail = (self.standing(node)).is_some_and(|standing| standing.may_fail());
+                let may_fail = may_fail || media::may_be_corrupt(self, node, &result);
                 let now = self.engine.now();
                 self.engine
                     .note("reply", [request.0, u64::from(result.is_ok()), 0, 0]);
                 let coverage = &mut self.coverage;
-                if self
-                    .client
-                    .answered(now, request, result, was_refused, coverage)?
-                {
+                let (client, shared) = (&mut self.client, &self.shared);
+                if client.answered(now, request, result, may_fail, shared, coverage)? {
                     self.leave_client(user);
                 }
                 Ok(())
@@ -139,7 +142,7 @@ impl ClusterWorld {
         data: &[Buf],
     ) -> Result<(), Violation> {
         let write = if is_in_ring(offset) {
-            check_logs::end_of(data).map(LogWrite::Span)
+            Some(check_logs::end_of(data).map_or(LogWrite::Again, LogWrite::Span))
         } else {
             let superblock = data
                 .first()
@@ -210,6 +213,8 @@ impl ClusterWorld {
             .then(|| check_logs::end_of(&data))
             .flatten();
         let data = match end {
+            // Blocks of a span, which were not as they should be.
+            None if is_in_ring(offset) => data,
             Some(end) => {
                 self.logs.written(&data)?;
                 let ring = self.scenario.config.log_bytes / BLOCK_BYTES as u64;
@@ -338,6 +343,29 @@ impl ClusterWorld {
     }
 }
 
+/// A volume whose writes go past the log writes to the backend: as many members as a commit needs know that it may hold what
+/// it has not flushed.
+fn check_mark(world: &ClusterWorld, user: User) -> Result<(), Violation> {
+    let record = world.store.record();
+    if !world.scenario.config.policy.is_direct() || record.epoch != user.epoch {
+        return Ok(());
+    }
+    let members = record.config.members.iter();
+    let says = |node: &usize| {
+        let superblock = world.nodes[*node].superblock();
+        // One that was hurt may have said so before.
+        world.media.is_hurt(*node)
+            || superblock.is_some_and(|superblock| superblock.flags.get() & LOG_UNFLUSHED != 0)
+    };
+    let says = members.map(|member| usize::from(member.0)).filter(says);
+    let (says, needs) = (says.count(), record.config.copies_to_commit());
+    if says >= needs {
+        return Ok(());
+    }
+    let message = format!("a volume writes past the log, and {says} members know it of {needs}");
+    Err(Violation::new("mark-too-few", message))
+}
+
 fn volume_read(
     world: &mut ClusterWorld,
     node: usize,
@@ -361,6 +389,7 @@ fn volume_read(
 pub(super) fn repaired(world: &mut ClusterWorld, node: usize, token: Token) {
     let up = world.nodes[node].up.as_mut();
     if let Some((user, offset, buf)) = up.and_then(|up| up.repairs.remove(&token)) {
+        media::repaired(world, node, (offset, buf.len() as u64));
         volume_read(world, node, user, token, (offset, buf));
     }
 }

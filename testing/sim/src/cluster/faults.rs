@@ -4,6 +4,7 @@ use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 
 use super::link::End;
+use super::manager::Manager;
 use super::media;
 use super::scenario::StandingClocks;
 use super::world::{ClusterWorld, Happening};
@@ -51,7 +52,12 @@ impl ClusterWorld {
                 self.pause(node, pause);
             }
             9..11 => self.cut_links(node),
-            11 => self.cut_store(node),
+            11 if self.random.bool() => self.cut_store(node),
+            11 => {
+                self.engine.note("leader of the store changes", [0; 4]);
+                self.coverage.leader_changes += 1;
+                self.keys.leader_changes(self.engine.now());
+            }
             12 => self.isolate(node),
             13 => {
                 self.slow[node] = 20;
@@ -97,7 +103,7 @@ impl ClusterWorld {
         {
             let taking = record.taking(candidates[self.random.usize(..candidates.len())]);
             self.engine
-                .after(Nanos(1), Happening::ManagerWrites(taking));
+                .after(Nanos(1), Happening::ManagerWrites(taking, None));
         }
     }
 
@@ -243,7 +249,7 @@ impl ClusterWorld {
             };
             self.engine
                 .note("breaks", [pair.0 as u64, pair.1 as u64, 0, 0]);
-            self.links.lose(connection);
+            self.links.lose(connection, &mut self.random);
             self.tell_closed(connection, pair, End::Leader, true);
             self.tell_closed(connection, pair, End::Member, true);
         }
@@ -253,7 +259,7 @@ impl ClusterWorld {
     pub(super) fn calm(&mut self) {
         self.engine.note("calm", [0; 4]);
         self.is_calm = true;
-        self.manager.calm();
+        self.managers.iter_mut().for_each(Manager::calm);
         self.links.heal();
         self.deliver_stalled();
         media::calm_media(self);

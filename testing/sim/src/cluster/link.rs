@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use fastrand::Rng;
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::replication::message::{Message, Question};
 
 /// A message on its way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Wire {
     /// In which its sender acts, or which it answers.
     pub(super) epoch: u64,
@@ -179,11 +180,33 @@ impl Links {
         Some(closed)
     }
 
-    /// What is under way on a connection is lost.
-    pub(super) fn lose(&mut self, connection: ConnectionId) {
+    /// A connection breaks: of what is under way in each lane some still arrives, and the rest is lost.
+    pub(super) fn lose(&mut self, connection: ConnectionId, random: &mut Rng) {
         if let Some(found) = self.connections.get_mut(&connection) {
-            found.queues = Default::default();
+            for queue in &mut found.queues {
+                let left = queue.wires.len();
+                queue.wires.truncate(random.usize(..=left));
+            }
         }
+    }
+
+    /// The last two messages of a lane change places. Returns whether there are two that may.
+    pub(super) fn exchange(
+        &mut self,
+        connection: ConnectionId,
+        lane: Lane,
+        may: impl Fn(&Message) -> bool,
+    ) -> bool {
+        let found = self.connections.get_mut(&connection);
+        let Some(wires) = found.map(|found| &mut found.queues[lane.index()].wires) else {
+            return false;
+        };
+        let count = wires.len();
+        let is_done = count >= 2 && may(&wires[count - 2].message);
+        if is_done {
+            wires.swap(count - 1, count - 2);
+        }
+        is_done
     }
 
     /// Send, if the end has a connection with room. Returns it, and when it arrives after at least `delay`.
@@ -336,6 +359,38 @@ mod tests {
             epoch(links.arrive(connection, TO_MEMBER, |_| true)),
             Some(1)
         );
+        assert_eq!(
+            epoch(links.arrive(connection, TO_MEMBER, |_| true)),
+            Some(2)
+        );
+    }
+
+    #[test]
+    fn connection_that_breaks_loses_the_end_of_what_is_under_way() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..50 {
+            let mut links = Links::default();
+            links.connect(PAIR);
+            let sent = (1..=3).map(|epoch| links.send(PAIR, TO_MEMBER, wire(epoch), Nanos(1)));
+            let (connection, _) = sent.last().flatten().unwrap();
+            links.lose(connection, &mut Rng::with_seed(seed));
+            let arrived = (1..=3).map(|_| epoch(links.arrive(connection, TO_MEMBER, |_| true)));
+            let arrived: Vec<u64> = arrived.flatten().collect();
+            assert_eq!(arrived, (1..=arrived.len() as u64).collect::<Vec<_>>());
+            seen.insert(arrived.len());
+        }
+        assert_eq!(seen.len(), 4);
+    }
+
+    #[test]
+    fn messages_change_places_if_there_are_two() {
+        let mut links = Links::default();
+        links.connect(PAIR);
+        let (connection, _) = links.send(PAIR, TO_MEMBER, wire(1), Nanos(1)).unwrap();
+        assert!(!links.exchange(connection, TO_MEMBER, |_| true));
+        links.send(PAIR, TO_MEMBER, wire(2), Nanos(1)).unwrap();
+        assert!(!links.exchange(connection, TO_MEMBER, |_| false));
+        assert!(links.exchange(connection, TO_MEMBER, |_| true));
         assert_eq!(
             epoch(links.arrive(connection, TO_MEMBER, |_| true)),
             Some(2)

@@ -14,6 +14,42 @@ const CONNECT_AGAIN: Nanos = Nanos::from_millis(60);
 /// An end that gets nothing from the other one knows that the connection is broken after so long at most.
 const SILENT_MAX_MILLIS: u64 = 3_000;
 
+/// A message that comes twice comes again after so long at most: soon, or when the connection may be another one.
+const REPEAT_MAX_MICROS: [u64; 2] = [20_000, 2_000_000];
+
+/// What becomes of a message in a world whose links do not hold to their contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disorder {
+    Twice,
+    /// With the one before it.
+    Exchanged,
+}
+
+/// Whether whoever gets a message tells by what it says whether it comes in its turn: by an epoch and a position or number. The
+/// others are for links that lose, repeat and exchange nothing, as TCP's do.
+fn is_checked(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::Append(_)
+            | Message::Ack { .. }
+            | Message::Superblock(_)
+            | Message::Named { .. }
+            | Message::Beat { .. }
+            | Message::Echo { .. }
+            | Message::ReadLog { .. }
+            | Message::LogData(_)
+    )
+}
+
+/// What planted bugs have a message to a member say.
+fn spoil(message: &mut Message, plant: Option<Plant>) {
+    match (plant, message) {
+        (Some(Plant::PromiseWithoutWaiting), Message::Beat { lease_ms, .. }) => *lease_ms = 0,
+        (Some(Plant::LostMark), Message::Superblock(change)) => change.is_unflushed = false,
+        _ => {}
+    }
+}
+
 /// What the trace calls a message, and the position or number in it.
 fn name(message: &Message) -> (&'static str, u64) {
     match message {
@@ -58,11 +94,7 @@ impl ClusterWorld {
                     break;
                 };
                 let (mut message, data) = (message.clone(), data.to_vec());
-                if let Message::Beat { lease_ms, .. } = &mut message
-                    && self.plant == Some(Plant::PromiseWithoutWaiting)
-                {
-                    *lease_ms = 0;
-                }
+                spoil(&mut message, self.plant);
                 up.participant.sent(now, to);
                 has_some = true;
                 if !self.forge(node, member, epoch, &message) {
@@ -82,9 +114,33 @@ impl ClusterWorld {
         let lane = Lane::of(to, &wire.message);
         let pause = self.scenario.link.draw(&mut self.random);
         let at = self.engine.now().plus(pause);
-        if let Some((connection, at)) = self.links.send(pair, lane, wire, at) {
-            self.engine.at(at, Happening::Deliver { connection, lane });
+        let disorder = self.draw_disorder(&wire.message);
+        let again = (disorder == Some(Disorder::Twice)).then(|| wire.clone());
+        let Some((connection, at)) = self.links.send(pair, lane, wire, at) else {
+            return;
+        };
+        self.engine.at(at, Happening::Deliver { connection, lane });
+        let is_exchanged = disorder == Some(Disorder::Exchanged)
+            && (self.links).exchange(connection, lane, is_checked);
+        self.coverage.unruly += u64::from(is_exchanged || again.is_some());
+        if let Some(wire) = again {
+            let max = REPEAT_MAX_MICROS[self.random.usize(..REPEAT_MAX_MICROS.len())];
+            let pause = Nanos::from_micros(self.random.u64(1..max));
+            let happening = Happening::Repeat {
+                connection,
+                pair,
+                lane,
+                wire,
+            };
+            self.engine.after(pause, happening);
         }
+    }
+
+    fn draw_disorder(&mut self, message: &Message) -> Option<Disorder> {
+        let one_in = self.scenario.unruly_one_in;
+        let is_drawn = one_in > 0 && !self.is_calm && self.random.u32(..one_in) == 0;
+        let disorders = [Disorder::Twice, Disorder::Exchanged];
+        (is_drawn && is_checked(message)).then(|| disorders[self.random.usize(..2)])
     }
 
     /// What planted bugs make of a message to a member. Returns whether it does not go there.
@@ -266,5 +322,23 @@ impl ClusterWorld {
             self.engine
                 .after(pause, Happening::Deliver { connection, lane });
         }
+    }
+}
+
+/// A message comes once more: to a member also on a newer connection than the one that it was sent on.
+pub(super) fn repeat(
+    world: &mut ClusterWorld,
+    connection: ConnectionId,
+    pair: Pair,
+    lane: Lane,
+    wire: Wire,
+) {
+    let present = world.links.present(pair, lane.to.other());
+    if lane.to == End::Leader && present != Some(connection) {
+        return;
+    }
+    let at = world.engine.now();
+    if let Some((connection, at)) = world.links.send(pair, lane, wire, at) {
+        world.engine.at(at, Happening::Deliver { connection, lane });
     }
 }

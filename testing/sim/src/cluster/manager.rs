@@ -1,13 +1,17 @@
-//! A stand-in for the manager: it looks at the nodes and at the record now and then, and says what the record should be.
+//! A stand-in for a manager: it looks at the nodes and at the record now and then, and says what the record should be. What
+//! it says counts while it has the [key](super::keys).
 //!
 //! Whom it has not heard of for a while it takes for dead. It has the group taken when the primary is dead or does not
 //! serve, or a candidate gets nowhere; and sometimes for no reason. While there are fewer members than there should be, it
-//! names others to be joiners, of those that live if it can; sometimes it takes that back.
+//! names others to be joiners, of those that live if it can; sometimes it takes that back. Where somebody has said which nodes
+//! are to have copies, it names those.
 
 use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::record::{GroupRecord, Nodes, Phase};
+
+use super::keys::Key;
 
 /// After so long without a word it takes a node for dead.
 const SILENCE_MAX: Nanos = Nanos::from_millis(800);
@@ -38,11 +42,15 @@ pub(super) struct Manager {
     /// Since when whoever should lead does not.
     idle: Option<Nanos>,
     whim_one_in: u32,
+    /// What it believes to have of the managers' key.
+    pub(super) key: Option<Key>,
+    /// The record as its watch has shown it.
+    pub(super) record: GroupRecord,
 }
 
 impl Manager {
     /// One of so many nodes.
-    pub(super) fn new(nodes: usize, whim_one_in: u32, seed: u64) -> Self {
+    pub(super) fn new(record: GroupRecord, nodes: usize, whim_one_in: u32, seed: u64) -> Self {
         Self {
             random: Rng::with_seed(seed),
             heard: vec![Nanos(0); nodes],
@@ -50,6 +58,8 @@ impl Manager {
             since: Nanos(0),
             idle: None,
             whim_one_in,
+            key: None,
+            record,
         }
     }
 
@@ -58,13 +68,15 @@ impl Manager {
         self.whim_one_in = 0;
     }
 
-    /// Look at all. Returns the record that it wants in the place of this one.
+    /// Look at all. Returns the record that it wants in the place of the one that it has seen; with copies on these nodes, if
+    /// somebody has said so.
     pub(super) fn look(
         &mut self,
         now: Nanos,
-        record: &GroupRecord,
         nodes: &[Seen],
+        places: Option<&Nodes>,
     ) -> Option<GroupRecord> {
+        let record = &self.record.clone();
         for (heard, seen) in self.heard.iter_mut().zip(nodes) {
             if *seen != Seen::Nothing {
                 *heard = now;
@@ -86,7 +98,9 @@ impl Manager {
         if is_dead || is_idle || is_stuck || self.has_whim(4) {
             return Some(self.take(now, record));
         }
-        (!is_taking).then(|| self.joiners(now, record)).flatten()
+        (!is_taking)
+            .then(|| self.joiners(now, record, places))
+            .flatten()
     }
 
     fn has_whim(&mut self, times: u32) -> bool {
@@ -104,7 +118,12 @@ impl Manager {
     }
 
     /// As many as members are missing: those that are joiners already, if they live, and others that do, if there are any.
-    fn joiners(&mut self, now: Nanos, record: &GroupRecord) -> Option<GroupRecord> {
+    fn joiners(
+        &mut self,
+        now: Nanos,
+        record: &GroupRecord,
+        places: Option<&Nodes>,
+    ) -> Option<GroupRecord> {
         let config = &record.config;
         let missing = usize::from(config.replicas).saturating_sub(config.members.count());
         let is_dead = |member: &Member| now.since(self.heard[usize::from(member.0)]) > SILENCE_MAX;
@@ -113,7 +132,12 @@ impl Manager {
             .filter(|member| !config.members.contains(*member))
             .collect();
         others.sort_by_key(|member| (is_dead(member), !record.joiners.contains(member), *member));
-        let mut wanted: Nodes = others.into_iter().take(missing).collect();
+        let mut wanted: Nodes = match places {
+            Some(places) => (others.into_iter())
+                .filter(|node| places.contains(node))
+                .collect(),
+            None => others.into_iter().take(missing).collect(),
+        };
         if self.has_whim(1) {
             wanted.pop_first();
         }
@@ -138,20 +162,21 @@ mod tests {
             when_short: WhenShort::Wait,
         };
         let record = GroupRecord::first(member, config, Nodes::new());
-        let mut manager = Manager::new(2, 0, 1);
+        let mut manager = Manager::new(record, 2, 0, 1);
         let at = |millis| Nanos::from_millis(millis);
         let joiners: Nodes = [Member(1)].into_iter().collect();
         let wanted = manager
-            .look(at(10), &record, &[Seen::Leads, Seen::Follows])
+            .look(at(10), &[Seen::Leads, Seen::Follows], None)
             .unwrap();
         assert_eq!(wanted.joiners, joiners);
+        manager.record = wanted;
         assert!(
             manager
-                .look(at(500), &wanted, &[Seen::Nothing, Seen::Follows])
+                .look(at(500), &[Seen::Nothing, Seen::Follows], None)
                 .is_none()
         );
         let taking = manager
-            .look(at(900), &wanted, &[Seen::Nothing, Seen::Follows])
+            .look(at(900), &[Seen::Nothing, Seen::Follows], None)
             .unwrap();
         assert_eq!(taking.phase, Phase::Taking { candidate: member });
     }

@@ -1,9 +1,10 @@
-//! What happens to the media of copies: they are lost, rot at rest, take no writes any more, or do not read.
+//! What happens to the media of copies: they are lost, rot at rest or in use, take no writes any more, or do not read.
 //!
 //! A node does what the production node does. Who comes back without a medium makes a new copy, which joins anew. A copy with
 //! damaged data is opened and doubted: it is no source before it was brought up anew. One whose spans cannot be followed is
 //! left as it is, until somebody removes it; then a new one is made. After a write that failed a copy is of no use until
-//! its node is started again.
+//! its node is started again. A primary whose log rots under its volume fetches what reads badly from a member, and readers
+//! get what was written; if no member can be asked they are told that it is damaged.
 //!
 //! What was acknowledged stays while fewer copies are hurt than a commit needs: media are hurt within that alone
 //! ([`Media::may_hurt`]). A medium counts as hurt until its copy was brought up anew.
@@ -15,19 +16,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hdcs_core::base::error::IoError;
-use hdcs_core::base::io::Nanos;
+use hdcs_core::base::error::{IoError, RequestError};
+use hdcs_core::base::io::{Nanos, Reply, Request, RequestId};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
+use hdcs_core::node::scrub::{ScrubAt, Scrubbed};
 use hdcs_core::replication::participant::Found;
 use hdcs_core::replication::record::GroupRecord;
 use hdcs_core::replication::{Member, SpanId};
+use hdcs_core::volume::Event;
 use zerocopy::IntoBytes;
 
 use super::Plant;
 use super::node::CopyError;
 use super::world::{ClusterWorld, Happening};
+use crate::disk::Disk;
 use crate::violation::Violation;
+
+/// Requests of scrubs have numbers from here on.
+const FIRST_SCRUB: u64 = 1 << 63;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -36,6 +43,8 @@ pub(super) struct Media {
     hurt: BTreeMap<usize, u64>,
     /// Those of them whose copies are rotten.
     rotten: BTreeSet<usize>,
+    /// Those of them that have rotted under a volume.
+    in_use: BTreeSet<usize>,
     /// Nodes whose copies take no more writes.
     failed: BTreeSet<usize>,
     /// Records that the store was asked for and may still take.
@@ -46,6 +55,11 @@ impl Media {
     /// Whether a copy is not what it was, and was not brought up anew since.
     pub(super) fn is_hurt(&self, node: usize) -> bool {
         self.hurt.contains_key(&node)
+    }
+
+    /// Whether any copy is not what it was.
+    pub(super) fn has_hurt(&self) -> bool {
+        !self.hurt.is_empty()
     }
 
     /// Whether a copy is rotten.
@@ -83,6 +97,8 @@ impl Media {
             let joined = members.joined(Member(*node as u16));
             joined.is_none_or(|joined| joined <= *since)
         });
+        let hurt = &self.hurt;
+        self.in_use.retain(|node| hurt.contains_key(node));
     }
 }
 
@@ -94,10 +110,11 @@ fn offset_of(found: &Found, span: &SpanId) -> u64 {
 
 /// Something happens to a node's medium.
 pub(super) fn hurt_medium(world: &mut ClusterWorld, node: usize) {
-    match world.random.u8(..6) {
+    match world.random.u8(..8) {
         0 | 1 => lose_medium(world, node),
         2 | 3 => rot_medium(world, node),
-        4 => {
+        4 | 5 => rot_in_use(world, node),
+        6 => {
             let errors = [IoError::Failed, IoError::NoSpace];
             world.nodes[node].writes_fail = Some(errors[world.random.usize(..2)]);
         }
@@ -112,7 +129,8 @@ pub(super) fn hurt_medium(world: &mut ClusterWorld, node: usize) {
 /// Hurt a medium, if what was acknowledged stays then.
 fn is_hurt_now(world: &mut ClusterWorld, node: usize) -> bool {
     let record = world.store.record();
-    if !world.media.may_hurt(node, record) {
+    // A group on its way to another one may soon do with fewer copies of what it has.
+    if !world.media.may_hurt(node, record) || !world.operator.is_content(record) {
         return false;
     }
     world.media.hurt.insert(node, record.revision);
@@ -133,6 +151,7 @@ fn lose_medium(world: &mut ClusterWorld, node: usize) {
 /// A node that is down has a new copy, and nothing of the old one.
 fn make_copy_anew(world: &mut ClusterWorld, node: usize) {
     world.media.rotten.remove(&node);
+    world.media.in_use.remove(&node);
     let last = world.nodes[node].superblock();
     let state = &mut world.nodes[node];
     state.make_copy(&world.scenario.config, false);
@@ -172,6 +191,102 @@ fn rot_medium(world: &mut ClusterWorld, node: usize) {
             world.media.rotten.insert(node);
         }
     }
+}
+
+/// A block of the log rots on which a volume stands.
+fn rot_in_use(world: &mut ClusterWorld, node: usize) {
+    let stands = (world.nodes[node].up.as_ref()).is_some_and(|up| up.standing.is_some());
+    if !stands || world.media.is_hurt(node) || world.nodes[node].disk.is_rotten() {
+        return;
+    }
+    let Ok(found) = world.replay(node) else {
+        return;
+    };
+    let Some(place) = draw_rot(world, &found).filter(|_| is_hurt_now(world, node)) else {
+        return;
+    };
+    let byte = place + world.random.u64(..BLOCK_BYTES as u64);
+    if world.nodes[node].disk.rot(byte, world.random.u8(..8)) {
+        world.engine.note("rots in use", [node as u64, byte, 0, 0]);
+        world.coverage.rots += 1;
+        world.media.rotten.insert(node);
+        world.media.in_use.insert(node);
+        // Clients may not read it before it is destaged.
+        if world.random.bool() {
+            scrub(world, node, ScrubAt::LOG);
+        }
+    }
+}
+
+/// Have a volume read what its log has, from there on.
+fn scrub(world: &mut ClusterWorld, node: usize, at: ScrubAt) {
+    let id = RequestId(FIRST_SCRUB | world.engine.turns());
+    if let Some(standing) = world.standing(node) {
+        let request = Request::Scrub { at };
+        standing.events.push_back(Event::Request { id, request });
+        world.touched.insert(node);
+    }
+}
+
+/// Whether a request is one of a scrub.
+pub(super) fn is_scrub(id: RequestId) -> bool {
+    id.0 >= FIRST_SCRUB
+}
+
+/// A piece was scrubbed: there may be more.
+pub(super) fn scrubbed(world: &mut ClusterWorld, node: usize, result: Result<Reply, RequestError>) {
+    if let Ok(Reply::Scrubbed(Scrubbed { next: Some(at), .. })) = result {
+        scrub(world, node, at);
+    }
+}
+
+/// A member has left, by word of the store: what a primary has that rotted may be on no other member any more. That is more
+/// than one thing that goes wrong at once, so it has not rotted. Who has doubted its copy for that is started again.
+pub(super) fn member_left(world: &mut ClusterWorld) {
+    for node in std::mem::take(&mut world.media.in_use) {
+        world.nodes[node].disk.heal();
+        world.media.rotten.remove(&node);
+        world.media.hurt.remove(&node);
+        if (world.nodes[node].up.as_ref()).is_some_and(|up| up.standing.is_none()) {
+            world.crash(node, false);
+        }
+    }
+}
+
+/// A member was asked for these bytes, which had not read well.
+pub(super) fn repaired(world: &mut ClusterWorld, node: usize, (offset, bytes): (u64, u64)) {
+    if world.nodes[node].disk.rots_within(offset, bytes) {
+        return;
+    }
+    world.engine.note("repaired", [node as u64, offset, 0, 0]);
+    if world.media.in_use.contains(&node) {
+        world.coverage.repairs += 1;
+    }
+    written_again(&mut world.media, &world.nodes[node].disk, node);
+}
+
+/// What had rotted under a volume may not be rotten any more, since it was written again.
+pub(super) fn written_again(media: &mut Media, disk: &Disk, node: usize) {
+    if !disk.is_rotten() && media.in_use.remove(&node) {
+        media.rotten.remove(&node);
+        media.hurt.remove(&node);
+    }
+}
+
+/// Whether a volume has a reason to answer that what it has is damaged, or to refuse what it is asked for that: nobody could be asked for
+/// what has rotted.
+pub(super) fn may_be_corrupt(
+    world: &mut ClusterWorld,
+    node: usize,
+    result: &Result<Reply, RequestError>,
+) -> bool {
+    let is_about = matches!(
+        result,
+        Err(RequestError::Corrupt | RequestError::Inconsistent)
+    );
+    let may_be = is_about && world.media.is_rotten(node);
+    world.coverage.corrupt += u64::from(may_be);
+    may_be
 }
 
 /// A block of this copy's spans of which a replay can tell that it is not what was written.
@@ -272,6 +387,10 @@ pub(super) fn calm_media(world: &mut ClusterWorld) {
     for node in 0..world.nodes.len() {
         world.nodes[node].writes_fail = None;
         world.nodes[node].reads_fail = false;
+        if world.media.is_rotten(node) {
+            // It is brought up anew, or removed.
+            world.crash(node, false);
+        }
         world.engine.after(Nanos(2), Happening::Replace { node });
     }
 }

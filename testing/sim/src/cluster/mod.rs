@@ -2,20 +2,22 @@
 //! one backend behind all.
 //!
 //! ```text
-//!  client ──► volume ──► participant ──► own disk            store ◄── manager
+//!  client ──► volume ──► participant ──► own disk            store ◄── managers
 //!               │            ▲  │                              │ ▲
 //!               ▼            │  └─────────► other nodes        └─┴── participants
 //!            backend         └───────────── (links)
 //! ```
 //!
 //! What goes wrong: power and processes of nodes, one or all; nodes that stand still and go on; clocks at rates of their own;
-//! links that break in mid-stream, or let nothing through in one direction or both; a store whose answers are lost, or that
-//! does late what it was asked for; a manager that takes the group for no reason; media that are lost, rot, take no more
-//! writes, or do not read.
+//! links that break in mid-stream, or let nothing through in one direction or both, and in some worlds repeat and
+//! exchange messages; a store whose answers are lost, or that does late what it was asked for; managers that take the group
+//! for no reason, or do not know that another one has their key; media that are lost, rot, also while they are in use, take no
+//! more writes, or do not read. In some worlds an operator asks for other groups meanwhile.
 //!
 //! * [`world`](self) drives it, `faults` has things go wrong, `effects` has what nodes ask of devices.
 //! * `media` has what happens to the media of copies, and what is done about it.
-//! * `link`, `store`, `shared` (the backend), `clock`, `manager`, `client` and `reader` are what the world is made of.
+//! * `link`, `store`, `shared` (the backend), `clock`, `manager`, `keys`, `shapes` (the operator), `client` and `reader` are
+//!   what the world is made of.
 //! * `check_logs`, `check_serving`, `check_leases` and the histories of [`crate::model`] say what must hold.
 //! * [`Plant`] are bugs that prove that the checkers bite.
 
@@ -26,6 +28,7 @@ mod client;
 mod clock;
 mod effects;
 mod faults;
+mod keys;
 mod link;
 mod links;
 mod manager;
@@ -34,6 +37,7 @@ mod node;
 mod plant;
 mod reader;
 mod scenario;
+mod shapes;
 mod shared;
 mod store;
 mod stores;
@@ -94,6 +98,24 @@ pub struct Coverage {
     pub failed_writes: u64,
     /// Reads of copies that failed.
     pub failed_reads: u64,
+    /// Writes past the log that were acknowledged.
+    pub direct_writes: u64,
+    /// Times that what commits need was changed.
+    pub configured: u64,
+    /// Times that writes failed for want of members.
+    pub shortages: u64,
+    /// Times that a manager found that it has the key no more.
+    pub keys_lost: u64,
+    /// Records of managers that the store did not take since they had not the key.
+    pub keyless: u64,
+    /// Leaders that the store got.
+    pub leader_changes: u64,
+    /// Messages that came twice or in another order.
+    pub unruly: u64,
+    /// Blocks that a primary has fetched from a member since they had rotted.
+    pub repairs: u64,
+    /// Reads that failed since no member had what had rotted.
+    pub corrupt: u64,
     /// Laps of the ring, in thousandths, of the log that went furthest.
     pub laps: u64,
 }
@@ -121,6 +143,15 @@ impl Coverage {
         self.damaged += other.damaged;
         self.failed_writes += other.failed_writes;
         self.failed_reads += other.failed_reads;
+        self.direct_writes += other.direct_writes;
+        self.configured += other.configured;
+        self.shortages += other.shortages;
+        self.keys_lost += other.keys_lost;
+        self.keyless += other.keyless;
+        self.leader_changes += other.leader_changes;
+        self.unruly += other.unruly;
+        self.repairs += other.repairs;
+        self.corrupt += other.corrupt;
         self.laps = self.laps.max(other.laps);
     }
 }
@@ -131,7 +162,9 @@ impl fmt::Display for Coverage {
             f,
             "{} replies ({} errors, {} writes), {} takeovers, {} fenced, {} given up, {} crashes, {} pauses, {} cuts, \
              {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {} reads of old openings, {} media \
-             lost, {} rotten ({} found damaged), {} failing to write, {} reads failed, {}.{:03} laps at most",
+             lost, {} rotten ({} found damaged), {} failing to write, {} reads failed, {} past the log, {} \
+             configured ({} short), {} keys lost ({} refused), {} leaders of the store, {} unruly messages, {} repaired ({} not), \
+             {}.{:03} laps at most",
             self.replies,
             self.errors,
             self.acked,
@@ -152,6 +185,15 @@ impl fmt::Display for Coverage {
             self.damaged,
             self.failed_writes,
             self.failed_reads,
+            self.direct_writes,
+            self.configured,
+            self.shortages,
+            self.keys_lost,
+            self.keyless,
+            self.leader_changes,
+            self.unruly,
+            self.repairs,
+            self.corrupt,
             self.laps / 1000,
             self.laps % 1000,
         )

@@ -79,6 +79,8 @@ pub(super) struct Up {
     pub(super) next_op: u64,
     /// Reads of the volume that wait until what they read was repaired, and where they read.
     pub(super) repairs: BTreeMap<Token, (User, u64, BufMut)>,
+    /// Revision of the record by which what it has last asked for was asked.
+    pub(super) acted_by: u64,
 }
 
 /// A volume that stands on the log.
@@ -89,19 +91,32 @@ pub(super) struct Standing {
     pub(super) volume: Volume,
     /// What it is to be told.
     pub(super) events: VecDeque<Event>,
-    /// Its writes to the log: where a span ends, or the tail that a superblock names.
+    /// Its writes to the log that have not ended.
     pub(super) log_writes: BTreeMap<Token, LogWrite>,
     /// The backend was refused to it, some time.
     pub(super) was_refused: bool,
+    /// It was to fail writes for want of members, some time.
+    pub(super) was_short: bool,
     /// It is open.
     pub(super) is_open: bool,
+}
+
+impl Standing {
+    /// Whether it has a reason to answer with errors.
+    pub(super) fn may_fail(&self) -> bool {
+        self.was_refused || self.was_short
+    }
 }
 
 /// A write of a volume to its log.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LogWrite {
     Span(Point),
-    Superblock { tail: u64 },
+    Superblock {
+        tail: u64,
+    },
+    /// Blocks of a span once more, in their place.
+    Again,
 }
 
 /// Something under way.

@@ -31,6 +31,12 @@ pub enum Plant {
     PromiseWithoutWaiting,
     /// A primary goes by the record without a member before the store has it.
     EarlyLeave,
+    /// A primary goes by a lower level before the store has it.
+    EarlyLevel,
+    /// A primary acknowledges writes with fewer members than they need.
+    ForgottenMin,
+    /// The store takes what a manager writes whether it has the key or not.
+    KeylessManager,
     /// A copy that is made anew after its medium was lost says what the old one said.
     FreshVote,
     /// A damaged copy is opened as far as it is good.
@@ -43,6 +49,8 @@ pub enum Plant {
     LazyFlush,
     /// A node that serves again still has in its cache what it had when it served before.
     StaleCache,
+    /// Members are not told that the backend may hold what it has not flushed.
+    LostMark,
     /// The manager has its record written over one that it has not seen.
     BlindManager,
 }

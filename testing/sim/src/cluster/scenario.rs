@@ -55,10 +55,16 @@ pub(super) struct Scenario {
     pub(super) asks: u32,
     /// One ask of the store in so many ends in an unknown way.
     pub(super) unknown_one_in: u32,
-    /// The manager acts for no reason once in so many of its looks.
+    /// A manager acts for no reason once in so many of its looks.
     pub(super) whim_one_in: u32,
     /// Whether something happens to media.
     pub(super) hurts_media: bool,
+    /// Time between two groups that are asked for, at most.
+    pub(super) shape_pause: Nanos,
+    /// Whether anybody asks for other groups.
+    pub(super) changes_shape: bool,
+    /// One message in so many comes twice or in another order; 0 for none.
+    pub(super) unruly_one_in: u32,
 }
 
 fn pick<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
@@ -111,6 +117,20 @@ fn volume(random: &mut Rng) -> VolumeConfig {
     if random.bool() {
         config.persist = Persist::OnWrite;
     }
+    // Of a copy, so that what else a seed draws is what it always was.
+    config.policy = pick(
+        &mut random.clone(),
+        &[
+            Policy::WriteBack,
+            Policy::WriteBack,
+            Policy::WriteBack,
+            Policy::WriteBack,
+            Policy::WriteBack,
+            Policy::WriteThrough,
+            Policy::WriteAround,
+            Policy::PassThrough,
+        ],
+    );
     config
 }
 
@@ -199,6 +219,9 @@ impl Scenario {
             unknown_one_in: pick(random, &[0, 3, 10]),
             whim_one_in: pick(random, &[0, 10, 50]),
             hurts_media: random.u8(..4) > 0,
+            shape_pause: millis(random, &[500, 2000, 6000]),
+            changes_shape: random.bool(),
+            unruly_one_in: pick(random, &[0, 0, 0, 0, 20, 100, 500]),
         }
     }
 }

@@ -6,7 +6,8 @@
 //! | has a lock | waits, its operations end with `Unreachable` | may write until it ends; what it writes is committed |
 //!
 //! The lock has the epoch of its last owner beside it: who finds a higher one gives it back. What an owner had not flushed
-//! may be lost when it goes.
+//! may be lost when it goes; but where writes go past the log it is kept, and waits to be flushed: what a client was told
+//! of a flush is checked against that ([`crate::check_policy`]).
 //!
 //! Checked here: what is written keeps what flushes ordered ([`BackendOrder`]).
 
@@ -20,6 +21,7 @@ use hdcs_core::base::limits::SECTOR_BYTES;
 
 use super::client::VOLUME;
 use super::plant::Plant;
+use super::scenario::Scenario;
 use crate::backend::Backend;
 use crate::check_backend::BackendOrder;
 use crate::content::Content;
@@ -65,6 +67,8 @@ enum Kind {
 pub(super) struct Shared {
     backend: Backend,
     fences: bool,
+    /// What an owner had not flushed is there for the next one.
+    keeps: bool,
     owner: Option<User>,
     /// The highest epoch that has ever owned it.
     noted: u64,
@@ -79,11 +83,12 @@ pub(super) struct Shared {
 
 impl Shared {
     /// One that holds zeroes.
-    pub(super) fn new(sectors: u64, fences: bool, seed: u64, plant: Option<Plant>) -> Self {
+    pub(super) fn new(sectors: u64, scenario: &Scenario, seed: u64, plant: Option<Plant>) -> Self {
         let content = vec![Content::Zero; sectors as usize];
         Self {
             backend: Backend::new(VOLUME, content, false, seed),
-            fences,
+            fences: scenario.fences,
+            keeps: scenario.config.policy.is_direct(),
             owner: None,
             noted: 0,
             is_leaving: false,
@@ -123,7 +128,7 @@ impl Shared {
     /// What the last owner had not flushed is lost, or not.
     fn change_owner(&mut self) {
         (self.owner, self.is_leaving) = (None, false);
-        if self.live.is_empty() && self.random.bool() {
+        if self.live.is_empty() && self.random.bool() && !self.keeps {
             self.backend.power_cut();
             self.backend.client_lost();
         }
@@ -295,6 +300,12 @@ mod tests {
     const OLD: User = User { epoch: 1 };
     const NEW: User = User { epoch: 2 };
 
+    fn shared(fences: bool) -> Shared {
+        let mut scenario = Scenario::new(1);
+        scenario.fences = fences;
+        Shared::new(8, &scenario, 1, None)
+    }
+
     fn write(shared: &mut Shared, user: User, history: &mut History) -> Begun {
         let range = SectorRange::new(0, 1);
         let id = history.issue_write(range, None);
@@ -307,7 +318,7 @@ mod tests {
     #[test]
     fn backend_that_fences_takes_nothing_of_an_older_owner() {
         let mut history = History::new(vec![Content::Zero; 8]);
-        let mut shared = Shared::new(8, true, 1, None);
+        let mut shared = shared(true);
         shared.open(OLD);
         let begun = write(&mut shared, OLD, &mut history);
         shared.open(NEW);
@@ -321,7 +332,7 @@ mod tests {
     #[test]
     fn backend_with_a_lock_is_waited_for_until_its_owner_and_all_of_its_writes_have_ended() {
         let mut history = History::new(vec![Content::Zero; 8]);
-        let mut shared = Shared::new(8, false, 1, None);
+        let mut shared = shared(false);
         shared.open(OLD);
         let begun = write(&mut shared, OLD, &mut history);
         shared.leave(OLD);

@@ -6,7 +6,7 @@
 //! Checked here: a record follows the one before it by [`GroupRecord::check_next`]; nothing but its revision decides
 //! whether it is taken.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use hdcs_core::replication::record::GroupRecord;
 
@@ -34,13 +34,17 @@ pub(super) struct Store {
     watches: Vec<VecDeque<GroupRecord>>,
     /// Nodes that do not reach it.
     cut: Vec<bool>,
+    /// Revisions with fewer members than a write needs.
+    short: BTreeSet<u64>,
     plant: Option<Plant>,
 }
 
 impl Store {
     /// One with the first record.
     pub(super) fn new(record: GroupRecord, nodes: usize, plant: Option<Plant>) -> Self {
+        let short = (record.config.is_short()).then_some(record.revision);
         Self {
+            short: short.into_iter().collect(),
             record,
             watches: vec![VecDeque::new(); nodes],
             cut: vec![false; nodes],
@@ -67,10 +71,18 @@ impl Store {
             return Err(Violation::new("record", message));
         }
         self.record = next.clone();
+        if next.config.is_short() {
+            self.short.insert(next.revision);
+        }
         for watch in &mut self.watches {
             watch.push_back(next.clone());
         }
         Ok(true)
+    }
+
+    /// Whether a record of this revision had fewer members than a write needs.
+    pub(super) fn was_short(&self, revision: u64) -> bool {
+        self.short.contains(&revision)
     }
 
     /// The next record that a node is to see.

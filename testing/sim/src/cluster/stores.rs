@@ -1,37 +1,107 @@
-//! What nodes and the manager have to do with the store.
+//! What nodes and managers have to do with the store.
 
 use hdcs_core::base::io::Nanos;
 use hdcs_core::replication::participant::Role;
 use hdcs_core::replication::record::GroupRecord;
 
-use super::Plant;
+use super::keys::Key;
 use super::manager::Seen;
 use super::store::Fate;
 use super::world::{ClusterWorld, Happening};
+use super::{Plant, media};
 use crate::violation::Violation;
 
 /// Who is not told how asking ended reads the record after so long.
 const REREAD: Nanos = Nanos::from_millis(250);
 
+/// Watches that are late, of so many, and by how much at most.
+const LATE_ONE_IN: u32 = 20;
+const LATE_MAX_MILLIS: u64 = 2_000;
+/// A manager stands still at one look of so many, and for how long.
+const STANDS_ONE_IN: u32 = 40;
+const STANDS_MILLIS: std::ops::Range<u64> = 1_000..6_000;
+
 /// A planted bug has a primary go by a record that the store does not have yet.
-fn leave_early(world: &mut ClusterWorld, node: usize, record: &GroupRecord) {
+fn see_early(world: &mut ClusterWorld, node: usize, record: &GroupRecord) {
     let now = world.nodes[node].now(world.engine.now());
-    if world.plant != Some(Plant::EarlyLeave) || world.role(node) != Some(Role::Serves) {
+    if world.role(node) != Some(Role::Serves) {
         return;
     }
-    if let Some(up) = world.nodes[node].up.as_mut() {
-        let seen = up.participant.record();
-        let leaves =
-            seen.is_some_and(|seen| record.config.members.count() < seen.config.members.count());
-        if leaves {
-            up.participant.see(now, record);
+    let Some(up) = world.nodes[node].up.as_mut() else {
+        return;
+    };
+    let Some(seen) = up.participant.record() else {
+        return;
+    };
+    let (before, after) = (&seen.config, &record.config);
+    let is_early = match world.plant {
+        Some(Plant::EarlyLeave) => after.members.count() < before.members.count(),
+        Some(Plant::EarlyLevel) => {
+            after.members == before.members && after.copies_to_commit() < before.copies_to_commit()
         }
+        _ => false,
+    };
+    if is_early {
+        up.participant.see(now, record);
     }
+}
+
+/// A manager looks at all, and asks for a record if it wants another one.
+pub(super) fn manager_looks(world: &mut ClusterWorld, index: usize) {
+    let stands = !world.is_calm && world.random.u32(..STANDS_ONE_IN) == 0;
+    let pause = if stands { STANDS_MILLIS } else { 50..250 };
+    let pause = Nanos::from_millis(world.random.u64(pause));
+    world.engine.after(pause, Happening::Manager(index));
+    let seen = |node| match world.role(node) {
+        None => Seen::Nothing,
+        Some(Role::Follows) => Seen::Follows,
+        Some(Role::Takes | Role::Serves) => Seen::Leads,
+    };
+    let seen: Vec<Seen> = (0..world.nodes.len()).map(seen).collect();
+    let now = world.engine.now();
+    let manager = &mut world.managers[index];
+    // Its watch may be late.
+    if world.is_calm || world.random.u8(..4) > 0 {
+        manager.record = world.store.record().clone();
+    }
+    // It acts before it hears that it has the key no more.
+    let believed = manager.key;
+    manager.key = world.keys.keep(index, now);
+    world.coverage.keys_lost += u64::from(believed.is_some_and(|key| manager.key != Some(key)));
+    let wanted = manager.look(now, &seen, world.operator.places());
+    if let Some((record, key)) = wanted.zip(believed.or(manager.key)) {
+        let pause = world.scenario.store.draw(&mut world.random);
+        world
+            .engine
+            .after(pause, Happening::ManagerWrites(record, Some(key)));
+    }
+}
+
+/// What a manager wants is written, if it has the key, or what an operator has asked for.
+pub(super) fn manager_writes(
+    world: &mut ClusterWorld,
+    mut record: GroupRecord,
+    key: Option<Key>,
+) -> Result<(), Violation> {
+    if let Some(key) = key
+        && !world.keys.takes(key, world.engine.now())?
+    {
+        world.engine.note("keyless", [key.manager as u64, 0, 0, 0]);
+        world.coverage.keyless += 1;
+        return Ok(());
+    }
+    if world.plant == Some(Plant::BlindManager) {
+        record.revision = world.store.record().revision + 1;
+    }
+    world.write_record(&record)
 }
 
 impl ClusterWorld {
     /// A node asks for a record.
-    pub(super) fn ask_store(&mut self, node: usize, record: GroupRecord) {
+    pub(super) fn ask_store(&mut self, node: usize, mut record: GroupRecord) {
+        if self.plant == Some(Plant::ForgottenMin) && self.store.record().primary().is_none() {
+            record.config.copies_min = self.store.record().config.copies_min;
+        }
         let life = self.nodes[node].life;
         let now = self.nodes[node].now(self.engine.now());
         if self.plant == Some(Plant::ServesUnasked)
@@ -40,7 +110,7 @@ impl ClusterWorld {
         {
             return up.participant.see(now, &record);
         }
-        leave_early(self, node, &record);
+        see_early(self, node, &record);
         let fate = self.draw_fate(node);
         let late = if fate == Fate::Late {
             self.random.u64(200..2_500)
@@ -132,6 +202,10 @@ impl ClusterWorld {
         let seen = up.participant.record().map(|seen| seen.revision);
         if seen == Some(record.revision) && is_reread {
             up.participant.ask_again(now);
+        } else if self.plant == Some(Plant::ForgottenMin) && record.config.is_short() {
+            let mut record = record.clone();
+            record.config.copies_min = 1;
+            up.participant.see(now, &record);
         } else {
             up.participant.see(now, record);
         }
@@ -171,6 +245,16 @@ impl ClusterWorld {
                 record.joiners.len() as u64,
             ],
         );
+        let needs = |record: &GroupRecord| {
+            let config = &record.config;
+            (
+                config.replicas,
+                config.ack,
+                config.copies_min,
+                config.when_short,
+            )
+        };
+        self.coverage.configured += u64::from(needs(&last) != needs(record));
         let (old, new) = (last.config.members.count(), record.config.members.count());
         self.coverage.joins += new.saturating_sub(old) as u64;
         self.coverage.leaves += old.saturating_sub(new) as u64;
@@ -185,10 +269,20 @@ impl ClusterWorld {
             come.map(|member| (member, nodes[usize::from(member.0)].superblock())),
         )?;
         self.media.record(record);
+        if last
+            .config
+            .members
+            .iter()
+            .any(|member| !record.config.members.contains(member))
+        {
+            media::member_left(self);
+        }
         self.fault_beside();
         for node in 0..self.nodes.len() {
             let late = if self.is_calm {
                 0
+            } else if self.random.u32(..LATE_ONE_IN) == 0 {
+                self.random.u64(..LATE_MAX_MILLIS)
             } else {
                 self.random.u64(..200)
             };
@@ -200,22 +294,5 @@ impl ClusterWorld {
             self.engine.after(pause, Happening::Watch { node });
         }
         Ok(())
-    }
-
-    /// The manager looks at all, and asks for a record if it wants another one.
-    pub(super) fn manager_looks(&mut self) {
-        let pause = Nanos::from_millis(self.random.u64(50..250));
-        self.engine.after(pause, Happening::Manager);
-        let seen = |node| match self.role(node) {
-            None => Seen::Nothing,
-            Some(Role::Follows) => Seen::Follows,
-            Some(Role::Takes | Role::Serves) => Seen::Leads,
-        };
-        let seen: Vec<Seen> = (0..self.nodes.len()).map(seen).collect();
-        let now = self.engine.now();
-        if let Some(record) = self.manager.look(now, self.store.record(), &seen) {
-            let pause = self.scenario.store.draw(&mut self.random);
-            self.engine.after(pause, Happening::ManagerWrites(record));
-        }
     }
 }

@@ -20,15 +20,17 @@ use super::client::{Client, Peer};
 use super::clock::Clock;
 use super::effects;
 use super::faults::draw_long_pause;
-use super::link::{ConnectionId, End, Lane, Links, Pair};
+use super::keys::{Key, MANAGERS, ManagersKey};
+use super::link::{ConnectionId, End, Lane, Links, Pair, Wire};
 use super::manager::Manager;
 use super::media::{self, Media};
 use super::node::{CopyError, LogWrite, Node, Standing, Up};
 use super::reader::{Reader, read_of_old};
 use super::scenario::{ASKS_AT_ONCE_MAX, Scenario};
+use super::shapes::{self, Operator};
 use super::shared::{Shared, User};
 use super::store::{Fate, Store};
-use super::{Coverage, Options, Plant};
+use super::{Coverage, Options, Plant, links, stores};
 use crate::content::mix;
 use crate::engine::{Ended, Engine, Simulated};
 use crate::trace::Trace;
@@ -87,10 +89,19 @@ pub(super) enum Happening {
     },
     /// A watch brings a record.
     Watch { node: usize },
-    /// The manager looks at everything.
-    Manager,
-    /// What it wants is written.
-    ManagerWrites(GroupRecord),
+    /// A manager looks at everything.
+    Manager(usize),
+    /// What it wants is written, with the key that it had; or what somebody wants who needs none.
+    ManagerWrites(GroupRecord, Option<Key>),
+    /// The operator looks at the group.
+    Operator,
+    /// A message comes once more.
+    Repeat {
+        connection: ConnectionId,
+        pair: Pair,
+        lane: Lane,
+        wire: Wire,
+    },
     /// The client goes on.
     Client,
     /// Something goes wrong.
@@ -130,7 +141,9 @@ pub(super) struct ClusterWorld {
     pub(super) touched: BTreeSet<usize>,
     pub(super) links: Links,
     pub(super) store: Store,
-    pub(super) manager: Manager,
+    pub(super) managers: Vec<Manager>,
+    pub(super) keys: ManagersKey,
+    pub(super) operator: Operator,
     pub(super) shared: Shared,
     pub(super) media: Media,
     pub(super) client: Client,
@@ -215,6 +228,9 @@ impl ClusterWorld {
         let record = first_record(&scenario);
         let sectors = scenario.config.bytes / SECTOR_BYTES as u64;
         let workload = Workload::new(scenario.behaviour.clone(), sectors, random.u64(..));
+        let seeds = [(); MANAGERS].map(|()| random.u64(..));
+        let managers = (seeds.into_iter())
+            .map(|seed| Manager::new(record.clone(), count, scenario.whim_one_in, seed));
         Self {
             engine: Engine::new(now, options.verbose),
             plant: options.plant,
@@ -224,11 +240,13 @@ impl ClusterWorld {
             nodes,
             touched: BTreeSet::new(),
             links: Links::default(),
+            managers: managers.collect(),
+            keys: ManagersKey::new(random.u64(..), options.plant),
+            operator: Operator::new(count, random.u64(..)),
             store: Store::new(record, count, options.plant),
-            manager: Manager::new(count, scenario.whim_one_in, random.u64(..)),
-            shared: Shared::new(sectors, scenario.fences, random.u64(..), options.plant),
+            shared: Shared::new(sectors, &scenario, random.u64(..), options.plant),
             media: Media::default(),
-            client: Client::new(sectors, workload, scenario.config.persist),
+            client: Client::new(sectors, workload, &scenario.config),
             reader: Reader::new(random.u64(..)),
             logs: Logs::default(),
             serving: Serving::default(),
@@ -244,7 +262,12 @@ impl ClusterWorld {
         for node in 0..self.nodes.len() {
             self.engine.after(Nanos(1), Happening::Start { node });
         }
-        self.engine.after(Nanos(2), Happening::Manager);
+        for manager in 0..MANAGERS {
+            self.engine.after(Nanos(2), Happening::Manager(manager));
+        }
+        if self.scenario.changes_shape {
+            self.engine.after(Nanos(2), Happening::Operator);
+        }
         self.engine.after(Nanos(3), Happening::Client);
         self.engine
             .after(self.scenario.fault_pause, Happening::Fault);
@@ -293,9 +316,9 @@ impl ClusterWorld {
     /// There are as many members as there should be, one serves, and the client talks to it.
     fn is_healthy(&self) -> bool {
         let record = self.store.record();
-        let is_complete =
-            record.config.members.count() == self.scenario.replicas && record.joiners.is_empty();
-        let is_complete = is_complete && self.media.is_sound();
+        let is_complete = record.config.members.count() == usize::from(record.config.replicas)
+            && record.joiners.is_empty();
+        let is_complete = is_complete && self.media.is_sound() && self.operator.is_content(record);
         let Some((node, epoch)) = self.primary().filter(|_| is_complete) else {
             return false;
         };
@@ -340,13 +363,15 @@ impl ClusterWorld {
             } => self.ask_arrives(node, life, &record, fate)?,
             Happening::Reread { node, life } => self.reread(node, life),
             Happening::Watch { node } => self.watch(node),
-            Happening::Manager => self.manager_looks(),
-            Happening::ManagerWrites(mut record) => {
-                if self.plant == Some(Plant::BlindManager) {
-                    record.revision = self.store.record().revision + 1;
-                }
-                self.write_record(&record)?;
-            }
+            Happening::Manager(manager) => stores::manager_looks(self, manager),
+            Happening::ManagerWrites(record, key) => stores::manager_writes(self, record, key)?,
+            Happening::Operator => shapes::operator_looks(self),
+            Happening::Repeat {
+                connection,
+                pair,
+                lane,
+                wire,
+            } => links::repeat(self, connection, pair, lane, wire),
             Happening::Client => self.client_goes_on(),
             Happening::Fault => self.fault(),
             Happening::Crash { node, life } if self.is_calm || self.nodes[node].life != life => {}
@@ -377,6 +402,8 @@ impl ClusterWorld {
     pub(super) fn take_inbox(&mut self, node: usize) -> Result<(), Violation> {
         for happening in std::mem::take(&mut self.nodes[node].inbox) {
             self.happen(happening)?;
+            // What it does of one comes before the next one.
+            self.settle(node)?;
         }
         Ok(())
     }
@@ -419,6 +446,7 @@ impl ClusterWorld {
             ops: BTreeMap::new(),
             next_op: 0,
             repairs: BTreeMap::new(),
+            acted_by: 0,
         });
         self.store.watch_anew(node);
         let life = self.nodes[node].life;
@@ -487,6 +515,13 @@ impl ClusterWorld {
         match standing.volume.phase() {
             // Its node is started again.
             Phase::Failed(_) if standing.was_refused => self.end_volume(node),
+            // Somebody starts its node again.
+            Phase::Failed(_) if self.media.is_rotten(node) => {
+                let pause = self.draw_pause();
+                let life = self.nodes[node].life;
+                self.engine.after(pause, Happening::Restart { node, life });
+                self.end_volume(node);
+            }
             Phase::Failed(error) => {
                 let message = format!("the volume cannot be opened on node {node}: {error}");
                 return Err(Violation::new("open-refused", message));
@@ -539,6 +574,9 @@ impl ClusterWorld {
         let has_some = !acts.is_empty();
         for act in acts {
             self.perform_act(node, act)?;
+        }
+        if let Some(up) = self.nodes[node].up.as_mut() {
+            up.acted_by = (up.participant.record()).map_or(0, |record| record.revision);
         }
         Ok(has_some)
     }
@@ -605,8 +643,16 @@ impl ClusterWorld {
                 }
                 Ok(())
             }
-            // No volume here is asked to fail for want of members, and nobody reads what a joiner waits for.
-            Act::Short(_) | Act::Blocked { .. } => Ok(()),
+            Act::Short(refuses) => {
+                self.coverage.shortages += u64::from(refuses);
+                if let Some(standing) = self.standing(node) {
+                    standing.was_short |= refuses;
+                    (standing.events).push_back(Event::RefuseForCopies(refuses));
+                }
+                Ok(())
+            }
+            // Nobody reads what a joiner waits for.
+            Act::Blocked { .. } => Ok(()),
             Act::Stopped(_) => {
                 self.coverage.stopped += 1;
                 self.engine.note("gives up", [node as u64, 0, 0, 0]);
@@ -667,6 +713,7 @@ impl ClusterWorld {
             events: VecDeque::new(),
             log_writes: BTreeMap::new(),
             was_refused: false,
+            was_short: false,
             is_open: false,
         };
         let up = self.nodes[node].up.as_mut().expect("it serves");
@@ -734,6 +781,9 @@ impl ClusterWorld {
         }
         let is_good = completion.result.is_ok();
         standing.events.push_back(Event::Completed(completion));
+        if matches!(write, LogWrite::Again) {
+            media::written_again(&mut self.media, &self.nodes[node].disk, node);
+        }
         if is_good {
             self.check_committed(node, write)?;
         }
@@ -745,6 +795,15 @@ impl ClusterWorld {
         let seen = up.and_then(|up| up.participant.record());
         let seen = seen.expect("it serves by a record");
         let stored = self.store.record();
+        // What was committed by the last record may end after the next one was seen.
+        let acted_by = up.map_or(0, |up| up.acted_by);
+        if matches!(write, LogWrite::Span(_))
+            && self.store.was_short(seen.revision)
+            && self.store.was_short(acted_by)
+        {
+            let message = format!("a write is committed by {seen:?}: it has too few members");
+            return Err(Violation::new("committed-short", message));
+        }
         // By the record that there is, too: it may not know that one yet.
         let configs = [
             Some(seen),
@@ -763,6 +822,7 @@ impl ClusterWorld {
                     let has = members.filter(|node| self.nodes[*node].media.contains(&end_of));
                     self.logs.committed(end, has.count(), needs)?;
                 }
+                LogWrite::Again => {}
                 LogWrite::Superblock { tail } => {
                     let says = |node: &usize| {
                         let superblock = self.nodes[*node].superblock();
