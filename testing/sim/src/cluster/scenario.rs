@@ -59,10 +59,8 @@ pub(super) struct Scenario {
     pub(super) whim_one_in: u32,
     /// Whether something happens to media.
     pub(super) hurts_media: bool,
-    /// Time between two groups that are asked for, at most.
-    pub(super) shape_pause: Nanos,
-    /// Whether anybody asks for other groups.
-    pub(super) changes_shape: bool,
+    /// Time between two groups that are asked for, at most, if anybody asks for others.
+    pub(super) shape_pause: Option<Nanos>,
     /// One message in so many comes twice or in another order; 0 for none.
     pub(super) unruly_one_in: u32,
 }
@@ -219,8 +217,7 @@ impl Scenario {
             unknown_one_in: pick(random, &[0, 3, 10]),
             whim_one_in: pick(random, &[0, 10, 50]),
             hurts_media: random.u8(..4) > 0,
-            shape_pause: millis(random, &[500, 2000, 6000]),
-            changes_shape: random.bool(),
+            shape_pause: Some(millis(random, &[500, 2000, 6000])).filter(|_| random.bool()),
             unruly_one_in: pick(random, &[0, 0, 0, 0, 20, 100, 500]),
         }
     }

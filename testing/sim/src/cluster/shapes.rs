@@ -100,10 +100,13 @@ impl Operator {
 
 /// The operator looks at the group, and asks who serves it for what it is to be.
 pub(super) fn operator_looks(world: &mut ClusterWorld) {
+    let Some(pause_max) = world.scenario.shape_pause else {
+        return;
+    };
     let pause = if world.is_calm || world.operator.random.bool() {
         LOOK_AGAIN
     } else {
-        Nanos(world.operator.random.u64(1..world.scenario.shape_pause.0))
+        Nanos(world.operator.random.u64(1..pause_max.0))
     };
     world.engine.after(pause, Happening::Operator);
     let Some((node, _)) = world.primary() else {

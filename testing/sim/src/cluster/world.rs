@@ -39,6 +39,8 @@ use crate::workload::Workload;
 
 /// Once nothing goes wrong any more the group is healthy, and everything has ended, within this time.
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
+/// After so long nothing arrives any more that was asked for while things went wrong.
+const CALMING: Nanos = Nanos::from_millis(4_000);
 /// Requests of the client once the group is healthy.
 const LAST_ASKS: u32 = 20;
 /// The longest pause of the client when nothing goes wrong any more.
@@ -265,9 +267,7 @@ impl ClusterWorld {
         for manager in 0..MANAGERS {
             self.engine.after(Nanos(2), Happening::Manager(manager));
         }
-        if self.scenario.changes_shape {
-            self.engine.after(Nanos(2), Happening::Operator);
-        }
+        self.engine.after(Nanos(2), Happening::Operator);
         self.engine.after(Nanos(3), Happening::Client);
         self.engine
             .after(self.scenario.fault_pause, Happening::Fault);
@@ -275,6 +275,9 @@ impl ClusterWorld {
         let end = self.scenario.trouble;
         self.run_until(|world| world.now() >= end)?;
         self.calm();
+        // What was on its way to the store, or late, may still have the group taken.
+        let calmed = self.now().plus(CALMING);
+        self.run_until(|world| world.now() >= calmed)?;
         self.run_until(|world| world.is_healthy())?;
         self.client.asks_left = LAST_ASKS;
         self.run_until(|world| world.client.is_done() && world.is_healthy())?;
