@@ -437,7 +437,7 @@ impl Bench<'_> {
             let row = self.copies_or_none(pair, &what, &writes(depth))?;
             if depth == 1 {
                 let more = row.difference(|turn| turn.p50_us);
-                let floor = median([before, self.durable_write_us(pair)?].into_iter());
+                let floor = median([before, self.durable_write_us(pair)?]);
                 self.found.floors.push(Floor {
                     place: place.to_owned(),
                     more_us: more,

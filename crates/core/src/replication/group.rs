@@ -496,11 +496,20 @@ impl Group {
         if member == self.me || self.is_fenced || !is_member {
             return;
         }
-        let is_free = (self.pending.as_ref()).is_none_or(|pending| !pending.may_be_written);
+        let is_free = (self.pending.as_ref()).is_none_or(|pending| {
+            // Of several that are late at once, one may have what was committed, and cannot leave before another one has.
+            let is_leave = matches!(pending.kind, Kind::Leave(_));
+            !(pending.may_be_written || is_leave && self.is_covered(&pending.to.config))
+        });
         if is_free {
             self.want(Kind::Leave(member));
             self.advance();
         }
+    }
+
+    /// Whether so many of these have what was committed and retired as they need for that.
+    fn is_covered(&self, config: &Config) -> bool {
+        self.committed_by(config) >= self.committed && self.retired_by(config) >= self.retired
     }
 
     fn want(&mut self, kind: Kind) {
@@ -530,9 +539,7 @@ impl Group {
         if self.is_fenced {
             return None;
         }
-        let pending = self.pending.as_ref()?;
-        let is_covered = self.committed_by(&pending.to.config) >= self.committed
-            && self.retired_by(&pending.to.config) >= self.retired;
+        let is_covered = self.is_covered(&self.pending.as_ref()?.to.config);
         let pending = self.pending.as_mut()?;
         if !is_covered || pending.is_asked {
             return None;
@@ -838,6 +845,25 @@ pub(super) mod tests {
         }
         assert_eq!(group.committed(), 0);
         group.check_invariants();
+    }
+
+    #[test]
+    fn of_two_that_are_late_the_one_leaves_first_that_lacks_what_was_committed() {
+        for late in [[1, 2], [2, 1]] {
+            let (mut group, mut log) = group(AckLevel::Majority);
+            attach(&mut group, &log, 1);
+            attach(&mut group, &log, 2);
+            append(&mut log);
+            messages(&mut group, &log);
+            group.own_durable(1);
+            group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
+            assert_eq!(group.committed(), 1);
+            for member in late {
+                group.suspect(Member(member));
+            }
+            let next = group.next_record().unwrap();
+            assert!(!next.config.members.contains(Member(1)), "{late:?}");
+        }
     }
 
     #[test]

@@ -288,6 +288,7 @@ pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[
     }
     let from = span.end.position - u64::from(span.blocks) + repair.first;
     let token = this.begin(Operation::Repair { asker, span: *span });
+    this.reads.taken(span.start.position);
     this.acts.push(Act::Write {
         token,
         offset: this.reads.offset_at(from),

@@ -151,7 +151,9 @@ impl Replicas {
         }
         let damaged = self.with(volume, |known| {
             let status = known.status.as_ref();
-            status.filter(|status| !status.missing.is_empty()).map(waits)
+            status
+                .filter(|status| !status.missing.is_empty())
+                .map(waits)
         });
         if let Some(waits) = damaged {
             return format!(": this node {waits}, and serves it as soon as they do");
