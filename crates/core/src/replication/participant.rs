@@ -325,6 +325,16 @@ fn is_for_copy(message: &Message) -> bool {
     )
 }
 
+/// Remember who has served last. A record that was missed may have named another one.
+fn note_primary(this: &mut Participant, next: &GroupRecord) {
+    let follows = this.record.as_ref().is_some_and(|last| {
+        let served = last.primary().is_some();
+        next.epoch <= last.epoch + u64::from(served) || next.revision == last.revision + 1
+    });
+    let known = this.last_primary.filter(|_| follows);
+    this.last_primary = next.primary().or(known);
+}
+
 /// The same with the first part, which describes the others, in memory of its own. Links hold what they send for as long
 /// as they like, and who writes the log has memory for this part of those spans alone whose writes have not ended.
 fn with_own_control(mut data: Vec<Buf>) -> Vec<Buf> {
@@ -710,7 +720,7 @@ impl Participant {
             return;
         }
         let before = self.peers();
-        self.note_primary(record);
+        note_primary(self, record);
         self.record = Some(record.clone());
         gate::ask_again(self);
         match &mut self.part {
@@ -735,16 +745,6 @@ impl Participant {
             self.begin_part(Part::Takes(takeover.healing(may_heal)));
         }
         self.pump();
-    }
-
-    /// Remember who has served last. A record that was missed may have named another one.
-    fn note_primary(&mut self, next: &GroupRecord) {
-        let follows = self.record.as_ref().is_some_and(|last| {
-            let served = last.primary().is_some();
-            next.epoch <= last.epoch + u64::from(served) || next.revision == last.revision + 1
-        });
-        let known = self.last_primary.filter(|_| follows);
-        self.last_primary = next.primary().or(known);
     }
 
     /// Of those who were not among the peers before, links are made anew: one that was a peer once may still answer what
