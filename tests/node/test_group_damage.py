@@ -102,6 +102,18 @@ def test_primary_whose_data_is_damaged_gets_it_from_a_member_and_serves(tmp_path
         goes_on_at(a, b, history)
 
 
+def test_copy_that_is_damaged_while_its_node_runs_is_mended_when_it_takes_over(tmp_path):
+    with nodes(tmp_path, 3) as (a, b, c):
+        create((a, b, c), tmp_path)
+        history = History(28)
+        history.write(a, 300)
+        damaged = in_log(history, 50)
+        damage(b.log_of("v"), damaged)
+        goes_on_at(a, b, history)
+        assert b.log_of("v").read_bytes().count(damaged) == 1
+        assert b.volume("v")["counters"]["log_corrupt_blocks"] == 0
+
+
 def test_copies_that_are_damaged_at_different_places_make_one_that_serves(tmp_path):
     with nodes(tmp_path) as (a, b):
         create((a, b), tmp_path)

@@ -385,7 +385,7 @@ impl Participant {
             outboxes: BTreeMap::new(),
             lives: 0,
             gate: Gate::default(),
-            reads: SpanReads::new(pool, ring_blocks, keys, replayed),
+            reads: SpanReads::new(pool, ring_blocks, keys, replayed, now),
             repairs: Repairs::default(),
             healing: Healing::default(),
             pace: Pace::new(RESYNC_BYTES_S),
@@ -402,7 +402,7 @@ impl Participant {
     /// anew, or has got them from others as a candidate.
     pub fn doubt(&mut self) {
         self.replica.doubt();
-        self.reads.doubt();
+        self.reads.suspect(0);
     }
 
     /// Have the group become this. Returns whether it may: only who serves has it change, and stays in it.
@@ -616,7 +616,7 @@ impl Participant {
         append(&mut self.replica);
         let is_taken = self.replica.head() == span.end && before == span.start;
         if is_taken {
-            self.reads.taken(span.start.position);
+            self.reads.suspect(span.start.position);
             self.held.push_back(Held {
                 end: span.end.position,
                 data,

@@ -348,13 +348,13 @@ impl Takeover {
         self.step = Step::Stopped(why);
     }
 
-    /// Whether all but this node have answered.
+    /// Whether all but this node have answered, and are reached: one whose link breaks for a moment will promise anew.
     pub fn others_have_answered(&self) -> bool {
         let mut others = self
             .answers
             .iter()
             .filter(|(member, _)| **member != self.me);
-        others.all(|(_, answer)| answer.copy.is_some())
+        others.all(|(_, answer)| answer.copy.is_some() && answer.link == Link::Open)
     }
 
     /// Who has promised, is reached, and has all before this position, damaged or not.

@@ -183,7 +183,8 @@ impl Deadlines {
             (false, _) => gathering_max,
         };
         let is_over = now >= self.step.plus(max);
-        let again = Nanos(max.0 / 4).max(Nanos(1));
+        // No later than what is taken for standing still ([`Self::stood_still`]).
+        let again = Nanos(max.0.min(self.times.member_max.0) / 4).max(Nanos(1));
         self.next = Some(if is_over {
             now.plus(again)
         } else {

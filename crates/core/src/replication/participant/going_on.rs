@@ -302,7 +302,7 @@ impl Participant {
     fn verify(&mut self) {
         if let Some(up_to) = self.replica.next_verify() {
             let tail = self.replica.superblock().tail;
-            self.reads.verify(tail.position, up_to.position);
+            self.reads.verify(self.now, tail.position, up_to.position);
         }
         if let Some(is_good) = self.reads.next_verified(&self.replica) {
             self.replica.verified(is_good);

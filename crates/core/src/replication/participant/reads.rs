@@ -17,12 +17,16 @@ use slab::Slab;
 use crate::base::buf::{Buf, BufMut, Pool};
 use crate::base::cipher::LogKeys;
 use crate::base::error::IoError;
+use crate::base::io::Nanos;
 use crate::base::limits::{BLOCK_BYTES, REQUEST_BLOCKS_MAX};
 use crate::format::{LOG_HEADER_BLOCKS, SpanHeader, block_checksum};
 use crate::log::replay::stored_checksums;
 use crate::replication::replica::Replica;
 use crate::replication::{Member, SpanId, Spans};
 
+/// How long what was compared is taken for good without being read again. What rots later is found as in any other copy:
+/// when it is read, by a scrub, or by the next replay.
+const COMPARED_MAX: Nanos = Nanos::from_millis(300_000);
 /// Spans that are read at once.
 const READS_MAX: usize = 4;
 
@@ -77,6 +81,8 @@ pub(super) struct SpanReads {
     verify: Option<Verify>,
     /// Up to here everything was as it should be when it was read last, by the replay or to be compared; or is being read.
     compared: u64,
+    /// When that was.
+    compared_at: Nanos,
     is_starved: bool,
 }
 
@@ -90,6 +96,7 @@ impl SpanReads {
         ring_blocks: u64,
         keys: Option<Arc<dyn LogKeys>>,
         replayed: u64,
+        now: Nanos,
     ) -> Self {
         Self {
             keys,
@@ -99,6 +106,7 @@ impl SpanReads {
             reading: Slab::new(),
             verify: None,
             compared: replayed,
+            compared_at: now,
             is_starved: false,
         }
     }
@@ -149,18 +157,16 @@ impl SpanReads {
             .retain(|(purpose, _)| !matches!(purpose, Purpose::Answer { to, .. } if *to == member));
     }
 
-    /// A span that begins here is going to be written: it is not known how that will turn out.
-    pub(super) fn taken(&mut self, start: u64) {
+    /// A span that begins here is going to be written, or is not as it should be.
+    pub(super) fn suspect(&mut self, start: u64) {
         self.compared = self.compared.min(start);
     }
 
-    /// The replay has met blocks that are not as they should be.
-    pub(super) fn doubt(&mut self) {
-        self.compared = 0;
-    }
-
-    /// Read back what lies between two positions and was not compared since it was written.
-    pub(super) fn verify(&mut self, from: u64, up_to: u64) {
+    /// Read back what lies between two positions, but for what was compared a moment ago and has not been written since.
+    pub(super) fn verify(&mut self, now: Nanos, from: u64, up_to: u64) {
+        if now.since(self.compared_at) > COMPARED_MAX {
+            self.compared = 0;
+        }
         self.verify = Some(Verify {
             next: from.max(self.compared),
             up_to,
@@ -168,6 +174,7 @@ impl SpanReads {
             is_bad: false,
         });
         self.compared = self.compared.max(up_to);
+        self.compared_at = now;
     }
 
     /// Whether something waits for memory.
@@ -263,6 +270,9 @@ impl SpanReads {
         let data: Option<Vec<Buf>> = pieces.into_iter().collect();
         // What rots here must not be taken for the log elsewhere.
         let data = data.filter(|data| !has_failed && self.is_whole(&span, data));
+        if data.is_none() {
+            self.suspect(span.start.position);
+        }
         if purpose == Purpose::Verify
             && let Some(verify) = &mut self.verify
         {

@@ -149,7 +149,11 @@ impl Participant {
     /// then the log is not to use their places again.
     pub fn repair(&mut self, now: Nanos, token: Token, offset: u64, blocks: u64) {
         self.now = now;
-        match find_blocks(self, offset, blocks) {
+        let found = find_blocks(self, offset, blocks);
+        if let Some((span, _)) = &found {
+            self.reads.suspect(span.start.position);
+        }
+        match found {
             Some((span, first)) if self.stands => self.repairs.wanted.push_back(Repair {
                 asker: Asker::Standing(token),
                 span,
@@ -288,7 +292,6 @@ pub(super) fn take(this: &mut Participant, from: Member, span: &SpanId, data: &[
     }
     let from = span.end.position - u64::from(span.blocks) + repair.first;
     let token = this.begin(Operation::Repair { asker, span: *span });
-    this.reads.taken(span.start.position);
     this.acts.push(Act::Write {
         token,
         offset: this.reads.offset_at(from),

@@ -99,6 +99,8 @@ struct Known {
     is_busy: bool,
     /// When it is tried again to open it.
     open_at: Option<Instant>,
+    /// When it was opened anew last, since it was damaged under who serves.
+    opened_anew: Option<Instant>,
     /// The epoch in which this process has begun to serve, or to take the group for that.
     epoch: u64,
     serving: Serving,
@@ -505,7 +507,7 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
                 });
                 let opened = serve(&node, replicas, volume).await;
                 replicas.with(volume, |known| {
-                    if opened.is_ok() {
+                    if opened == Ok(true) {
                         known.serving = Serving::Yes;
                     }
                     known.stopped = opened.err();
@@ -547,8 +549,8 @@ fn called(node: &Node, volume: Uuid) -> String {
     entry.map_or_else(|| volume.to_string(), |entry| entry.name.to_string())
 }
 
-/// The group is this node's: open the volume.
-async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), String> {
+/// The group is this node's: open the volume. Returns whether it is; else its copy is opened anew, and takes the group again.
+async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<bool, String> {
     let Some(entry) = entry_of(node, volume) else {
         return Err("this node does not know the volume".to_owned());
     };
@@ -585,7 +587,7 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
         }
         let Err(failure) = opened else {
             tracing::info!("volume {name} is served by this node now");
-            return Ok(());
+            return Ok(true);
         };
         let is_late = began.elapsed() > TAKEOVER_TIME_MAX / 2;
         if is_late && !std::mem::replace(&mut is_said, true) {
@@ -601,6 +603,9 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
             status.is_some_and(|status| status.role == Role::Serves)
         });
         if failure.kind.is_loss() || failure.kind == Failure::Gone || !is_ours {
+            if failure.kind == Failure::LogLost && open_anew(replicas, name, volume).await {
+                return Ok(false);
+            }
             tracing::error!("volume {name}: it is not opened: {failure}");
             return Err(failure.to_string());
         }
@@ -611,6 +616,37 @@ async fn serve(node: &Node, replicas: &Replicas, volume: Uuid) -> Result<(), Str
         };
         tokio::time::sleep(pause).await;
     }
+}
+
+/// The copy was damaged since it was opened: have it opened anew. Its replay sees what is damaged, and this node takes the
+/// group again and gets that from other members first. Returns whether that is begun: once in a while, lest a device that
+/// keeps nothing do nothing else.
+async fn open_anew(replicas: &Replicas, name: &str, volume: Uuid) -> bool {
+    let now = Instant::now();
+    let is_due = replicas.with(volume, |known| {
+        let last = known.opened_anew.replace(now);
+        last.is_none_or(|at| now.duration_since(at) > TAKEOVER_TIME_MAX)
+    });
+    if !is_due {
+        return false;
+    }
+    let link = &replicas.0.link;
+    let closed = link.ask("closing its copy", COMMAND_TIME_MAX, |answer| {
+        Command::CloseCopy(volume, answer)
+    });
+    if let Err(error) = closed.await {
+        replicas.complain(&error.to_string());
+        return false;
+    }
+    tracing::warn!(
+        "volume {name}: this node's copy of the log was damaged since it was opened: it is opened anew, and what is \
+         damaged is got from other members"
+    );
+    replicas.with(volume, |known| {
+        (known.is_open, known.open_at, known.revision) = (false, None, 0);
+        (known.epoch, known.serving) = (0, Serving::No);
+    });
+    true
 }
 
 /// The group is another node's: close the volume as it is.

@@ -151,6 +151,8 @@ pub fn run(state: &mut ShardState) {
         while groups.links.next_event().is_some() {}
         return groups.links.start_io(&mut state.ring);
     }
+    // What has come is heard before anybody is found late.
+    groups.take_link_events(now);
     groups.poll(now);
     if groups.accept_at.take_if(|at| *at <= now).is_some() {
         groups.accept(&mut state.ring);
