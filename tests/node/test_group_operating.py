@@ -107,6 +107,9 @@ def test_records_that_are_away_while_a_member_dies_are_blamed_and_not_the_log(tm
         assert "device" not in reason()
         problems = {one["part"]: one["reason"] for one in a.json("status")["problems"]}
         assert str(records) in problems["records of groups"]
+        # Who has copies has had records: it makes no other cluster's of what is empty.
+        b.refuses(2, str(records), "mount it again")
+        assert list(records.iterdir()) == []
         records.rmdir()
         away.rename(records)
         while not client.aio_command_completed(write):

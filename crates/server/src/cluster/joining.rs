@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdcs_core::base::buf::Pool;
@@ -19,7 +18,9 @@ use uuid::Uuid;
 
 use super::names;
 use super::records::{RecordStore, StoreError};
+use crate::catalogue::{self, Found};
 use crate::config::cluster::{Cluster, ClusterNode};
+use crate::data_dir::Layout;
 use crate::shard::groups::{GroupEvent, GroupsConfig};
 use crate::shard::links::{self, LinksConfig, PeerConfig};
 
@@ -57,8 +58,9 @@ pub enum JoinError {
     Tls(#[from] CredentialsError),
 }
 
-/// See that the records are this cluster's, and that this node runs only once; what is to be held for that.
-pub fn claim_records(cluster: &Cluster, data: &Path) -> Result<File, StoreError> {
+/// See that the records are this cluster's, and that this node runs only once; what is to be held for that. A node that has
+/// copies already has had records: an empty directory is one that is not mounted, and is not made another cluster's.
+pub fn claim_records(cluster: &Cluster, layout: &Layout) -> Result<File, StoreError> {
     let (records, member) = (&cluster.records, cluster.own.member);
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let who = format!(
@@ -66,9 +68,19 @@ pub fn claim_records(cluster: &Cluster, data: &Path) -> Result<File, StoreError>
         cluster.node,
         std::process::id(),
         host.trim(),
-        data.display()
+        layout.root().display()
     );
-    let running = RecordStore::new(records, member).be_the_only_one(&who)?;
+    let store = RecordStore::new(records, member);
+    let root = layout.root();
+    let found = catalogue::list(layout).map_err(|source| StoreError::Io {
+        path: root.to_owned(),
+        source,
+    })?;
+    let has_copy = |found: &Found| matches!(found, Found::Entry(entry) if entry.is_replicated);
+    if found.values().any(has_copy) {
+        store.is_there()?;
+    }
+    let running = store.be_the_only_one(&who)?;
     RecordStore::open(records, member)?.claim(cluster.id)?;
     Ok(running)
 }

@@ -308,7 +308,7 @@ fn prepare(
     let certificates = certificates(&config.node)?;
     if let Some(cluster) = &config.cluster {
         // What is wrong with the directory is better known now than when a group has to be taken.
-        let running = claim_records(cluster, lock(dir).layout().root())
+        let running = claim_records(cluster, lock(dir).layout())
             .map_err(|error| ServeError::Config(ConfigError::Relation(error.to_string())))?;
         lock(dir).hold(running);
     }

@@ -211,8 +211,9 @@ fn words(report: &VolumeReport, trouble: Trouble, age: Nanos) -> String {
              device right and restart the daemon"
         ),
         Trouble::CopiesTooFew => format!(
-            "copies: for {time} fewer nodes have a copy of the write log than writes need: they wait, and flushes do; reads \
-             go on. Start the others again: their copies are brought up by themselves"
+            "copies: for {time} fewer nodes have a copy of the write log than writes need: they and flushes wait, or fail if \
+             that is what when_short of the group says; reads go on. Start the others again: their copies are brought up \
+             by themselves"
         ),
         Trouble::CopiesShort => format!(
             "copies: for {time} fewer nodes have a copy of the write log than should: start the others again, and they are \
