@@ -81,7 +81,7 @@ pub(super) struct SpanReads {
     verify: Option<Verify>,
     /// Up to here everything was as it should be when it was read last, by the replay or to be compared; or is being read.
     compared: u64,
-    /// When that was.
+    /// When the first of it was.
     compared_at: Nanos,
     is_starved: bool,
 }
@@ -167,6 +167,10 @@ impl SpanReads {
         if now.since(self.compared_at) > COMPARED_MAX {
             self.compared = 0;
         }
+        if self.compared <= from {
+            // Else some of it was compared longer ago.
+            self.compared_at = now;
+        }
         self.verify = Some(Verify {
             next: from.max(self.compared),
             up_to,
@@ -174,7 +178,6 @@ impl SpanReads {
             is_bad: false,
         });
         self.compared = self.compared.max(up_to);
-        self.compared_at = now;
     }
 
     /// Whether something waits for memory.

@@ -55,17 +55,37 @@ fn copy_that_is_doubted_is_read_back_from_its_tail_on() {
     assert_eq!(read_back_from(&mut net), Some(tail));
 }
 
-#[test]
-fn what_was_read_back_before_a_link_broke_is_not_again() {
-    let (mut net, first) = one_lacks_some();
-    read_back_from(&mut net);
+/// The member is not reached for a moment, and misses so many spans of so many blocks. Returns offset on the region of the
+/// first of them.
+fn misses_some(net: &mut Net, count: u8, blocks: u64) -> u64 {
     net.cut.insert((PRIMARY, AWAY));
     net.disconnect((PRIMARY, AWAY));
     net.pass(5_000);
     assert_eq!(net.record.config.members.count(), 2);
-    let offset = end_of_copy(&mut net);
-    write(&mut net, 6, 250);
+    let offset = end_of_copy(net);
+    write(net, count, blocks);
     net.cut.clear();
+    offset
+}
+
+#[test]
+fn all_is_read_back_after_a_while_however_often_a_copy_joins() {
+    let (mut net, _) = one_lacks_some();
+    let tail = net.participant(AWAY).reads.offset_at(0);
+    read_back_from(&mut net);
+    net.pass(200_000);
+    misses_some(&mut net, 1, 8);
+    assert_ne!(read_back_from(&mut net), Some(tail));
+    net.pass(200_000);
+    misses_some(&mut net, 1, 8);
+    assert_eq!(read_back_from(&mut net), Some(tail));
+}
+
+#[test]
+fn what_was_read_back_before_a_link_broke_is_not_again() {
+    let (mut net, first) = one_lacks_some();
+    read_back_from(&mut net);
+    let offset = misses_some(&mut net, 6, 250);
     let from = read_back_from(&mut net);
     // Little may have come after it was read back the first time.
     assert!(
