@@ -307,6 +307,11 @@ impl Participant {
         if let Some(is_good) = self.reads.next_verified(&self.replica) {
             self.replica.verified(is_good);
         }
+        let superblock = self.replica.superblock();
+        if !superblock.is_whole {
+            let tail = superblock.tail.position;
+            self.reads.compare_ahead(self.now, tail, &self.replica);
+        }
     }
 
     /// Begin the reads that there is memory for.

@@ -62,11 +62,10 @@ struct Reading {
 
 /// A copy that is read back.
 #[derive(Clone, Copy, Debug)]
-struct Verify {
-    /// Spans that end before it were read.
+pub(super) struct Verify {
+    /// Spans that end before it were read, or are being read.
     next: u64,
     up_to: u64,
-    is_reading: bool,
     is_bad: bool,
 }
 
@@ -78,7 +77,11 @@ pub(super) struct SpanReads {
     keys: Option<Arc<dyn LogKeys>>,
     wanted: VecDeque<(Purpose, SpanId)>,
     reading: Slab<Reading>,
-    verify: Option<Verify>,
+    pub(super) verify: Option<Verify>,
+    /// Spans that are being compared, for `verify` or before that is asked for.
+    comparing: usize,
+    /// One of them was bad, and nobody has asked yet.
+    was_bad: bool,
     /// Up to here everything was as it should be when it was read last, by the replay or to be compared; or is being read.
     compared: u64,
     /// When the first of it was.
@@ -105,6 +108,8 @@ impl SpanReads {
             wanted: VecDeque::new(),
             reading: Slab::new(),
             verify: None,
+            comparing: 0,
+            was_bad: false,
             compared: replayed,
             compared_at: now,
             is_starved: false,
@@ -164,20 +169,46 @@ impl SpanReads {
 
     /// Read back what lies between two positions, but for what was compared a moment ago and has not been written since.
     pub(super) fn verify(&mut self, now: Nanos, from: u64, up_to: u64) {
-        if now.since(self.compared_at) > COMPARED_MAX {
+        if self.is_long_ago(now) {
             self.compared = 0;
         }
+        let next = self.compare_from(now, from);
+        self.verify = Some(Verify {
+            next,
+            up_to,
+            is_bad: false,
+        });
+        self.compared = self.compared.max(up_to);
+        self.was_bad = false;
+    }
+
+    /// Compare what a copy that is being brought up has taken, from its tail on, while more comes: then little is left when
+    /// it is to be read back. After something that was bad, which is read again then, the rest can wait as well.
+    pub(super) fn compare_ahead(&mut self, now: Nanos, tail: u64, log: &Replica) {
+        let up_to = log.durable().position;
+        while !self.was_bad
+            && !(self.compared > tail && self.is_long_ago(now))
+            && self.verify.is_none()
+            && self.reading.len() < READS_MAX
+            && let Some(span) = span_between(tail.max(self.compared), up_to, log)
+        {
+            self.compare_from(now, tail);
+            self.compared = span.end.position;
+            self.begin(Purpose::Verify, span);
+        }
+    }
+
+    fn is_long_ago(&self, now: Nanos) -> bool {
+        now.since(self.compared_at) > COMPARED_MAX
+    }
+
+    /// What lies behind a position is going to be compared. Returns where to begin.
+    fn compare_from(&mut self, now: Nanos, from: u64) -> u64 {
         if self.compared <= from {
             // Else some of it was compared longer ago.
             self.compared_at = now;
         }
-        self.verify = Some(Verify {
-            next: from.max(self.compared),
-            up_to,
-            is_reading: false,
-            is_bad: false,
-        });
-        self.compared = self.compared.max(up_to);
+        from.max(self.compared)
     }
 
     /// Whether something waits for memory.
@@ -188,10 +219,10 @@ impl SpanReads {
     /// Whether all was read back, and is as it should be.
     pub(super) fn next_verified(&mut self, log: &Replica) -> Option<bool> {
         let verify = self.verify?;
-        if verify.is_reading {
+        if self.comparing > 0 {
             return None;
         }
-        let is_over = verify.is_bad || next_of(&verify, log).is_none();
+        let is_over = verify.is_bad || span_between(verify.next, verify.up_to, log).is_none();
         is_over.then(|| {
             self.verify = None;
             if verify.is_bad {
@@ -207,7 +238,7 @@ impl SpanReads {
         let unbegun = |(_, one): &(usize, &Reading)| one.begun < one.pieces.len();
         let read = match self.reading.iter().find(unbegun) {
             Some((read, _)) => read,
-            None => self.begin(log)?,
+            None => self.begin_next(log)?,
         };
         let reading = &self.reading[read];
         let (index, blocks) = (reading.begun, reading.span.blocks as usize);
@@ -222,28 +253,32 @@ impl SpanReads {
         Some((Piece { read, index }, offset, buf))
     }
 
-    fn begin(&mut self, log: &Replica) -> Option<usize> {
+    fn begin_next(&mut self, log: &Replica) -> Option<usize> {
         if self.reading.len() >= READS_MAX {
             return None;
         }
         let (purpose, span) = if let Some(wanted) = self.wanted.pop_front() {
             wanted
         } else {
-            let verify = self.verify.as_mut();
-            let verify = verify.filter(|verify| !verify.is_reading)?;
-            let span = next_of(verify, log)?;
-            verify.is_reading = true;
+            let verify = self.verify.as_mut().filter(|verify| !verify.is_bad)?;
+            let span = span_between(verify.next, verify.up_to, log)?;
+            verify.next = span.end.position;
             (Purpose::Verify, span)
         };
+        Some(self.begin(purpose, span))
+    }
+
+    fn begin(&mut self, purpose: Purpose, span: SpanId) -> usize {
+        self.comparing += usize::from(purpose == Purpose::Verify);
         let pieces = (span.blocks as usize).div_ceil(REQUEST_BLOCKS_MAX);
-        Some(self.reading.insert(Reading {
+        self.reading.insert(Reading {
             purpose,
             span,
             pieces: (0..pieces).map(|_| None).collect(),
             begun: 0,
             missing: pieces,
             has_failed: false,
-        }))
+        })
     }
 
     /// A piece was read. Returns the span, once it was read whole.
@@ -276,12 +311,13 @@ impl SpanReads {
         if data.is_none() {
             self.suspect(span.start.position);
         }
-        if purpose == Purpose::Verify
-            && let Some(verify) = &mut self.verify
-        {
-            verify.is_reading = false;
-            verify.next = span.end.position;
-            verify.is_bad |= is_there && data.is_none();
+        if purpose == Purpose::Verify {
+            let is_bad = is_there && data.is_none();
+            self.comparing -= 1;
+            match &mut self.verify {
+                Some(verify) => verify.is_bad |= is_bad,
+                None => self.was_bad |= is_bad,
+            }
         }
         Some((purpose, span, data.filter(|_| is_there)))
     }
@@ -319,8 +355,8 @@ impl SpanReads {
     }
 }
 
-/// The next span that is to be read back.
-fn next_of(verify: &Verify, log: &Replica) -> Option<SpanId> {
-    let next = log.span_after(verify.next)?;
-    (next.end.position <= verify.up_to).then_some(next)
+/// The first span that ends between two positions.
+fn span_between(from: u64, up_to: u64, log: &Replica) -> Option<SpanId> {
+    let next = log.span_after(from)?;
+    (next.end.position <= up_to).then_some(next)
 }

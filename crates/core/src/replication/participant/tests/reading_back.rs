@@ -3,6 +3,7 @@
 use super::*;
 
 const PRIMARY: Member = Member(0);
+const JOINER: Member = Member(1);
 const AWAY: Member = Member(2);
 
 fn write(net: &mut Net, count: u8, blocks: u64) {
@@ -92,4 +93,72 @@ fn what_was_read_back_before_a_link_broke_is_not_again() {
         from.is_some_and(|from| from > first && from <= offset),
         "{from:?}: {first} to {offset}"
     );
+}
+
+/// A member and a primary whose log is longer than what a joiner may lack; they get to know of one another once a cut is
+/// taken away.
+fn joiner_of_a_long_log() -> Net {
+    let mut net = Net::new(2, AckLevel::All);
+    net.cut.insert((PRIMARY, JOINER));
+    net.take(PRIMARY);
+    net.settle();
+    write(&mut net, 6, 250);
+    net.cut.clear();
+    net
+}
+
+/// Positions up to which the joiner has everything durably, and the primary.
+fn durable(net: &mut Net) -> (u64, u64) {
+    let of = |net: &mut Net, member| net.participant(member).status().durable;
+    (of(net, JOINER), of(net, PRIMARY))
+}
+
+#[test]
+fn what_a_joiner_has_is_read_back_while_more_comes() {
+    let mut net = joiner_of_a_long_log();
+    net.reads.clear();
+    let mut is_seen = false;
+    while net.round() {
+        let (has, of) = durable(&mut net);
+        let reads = net.reads.iter().any(|(member, _)| *member == JOINER);
+        is_seen |= reads && has < of / 2;
+    }
+    assert!(is_seen);
+    net.pass(1_000);
+    assert_eq!(net.record.config.members.count(), 2);
+    // Each span once: pieces of it lie at different places.
+    let mut places: Vec<u64> = (net.reads.iter())
+        .filter(|(member, _)| *member == JOINER)
+        .map(|(_, offset)| *offset)
+        .collect();
+    let count = places.len();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), count);
+}
+
+#[test]
+fn what_was_bad_before_anybody_asked_is_read_once_more_when_somebody_does() {
+    let mut net = joiner_of_a_long_log();
+    net.reads.clear();
+    // The first span rots as soon as it is there.
+    let place = net.participant(JOINER).reads.offset_at(1) as usize;
+    while net.record.config.members.count() == 1 && net.round() {
+        let disk = &mut net.node(JOINER).disk;
+        if disk[place] == 1 {
+            disk[place] = 99;
+            break;
+        }
+    }
+    while net.participant(JOINER).reads.verify.is_none() {
+        assert!(net.round());
+    }
+    let first = net.participant(JOINER).reads.offset_at(0);
+    let begins = |(member, offset): &&(Member, u64)| *member == JOINER && *offset == first;
+    assert_eq!(net.reads.iter().filter(begins).count(), 1);
+    // A disk that has come to itself.
+    net.node(JOINER).disk[place] = 1;
+    net.pass(1_000);
+    assert_eq!(net.record.config.members.count(), 2);
+    assert_eq!(net.reads.iter().filter(begins).count(), 2);
 }
