@@ -357,8 +357,9 @@ struct Resync {
     /// How fast it is beside that client, and while nobody writes.
     busy_mib_s: f64,
     quiet_mib_s: f64,
-    /// Sequential writes of the device.
+    /// Sequential writes of the device, alone and while as much is read from it.
     device_mib_s: f64,
+    device_copies_mib_s: f64,
 }
 
 /// What a copy adds to a write at depth 1, and a durable write of the device, in microseconds.
@@ -567,9 +568,27 @@ impl Bench<'_> {
     fn resync<'b>(&mut self, pair: Pair<'b>) -> Result<Pair<'b>> {
         let device = pair.lab.path("device");
         let fill = Load::fill(RESYNC_BYTES);
-        let sequential = fill.run(&Target::File(device.clone()), &self.results.raw("device"))?;
-        fs::remove_file(&device).context(device.display())?;
-        let device_bytes_s = sequential.iops * fill.block_bytes as f64;
+        let bytes_s = |outcome: &Outcome| outcome.iops * fill.block_bytes as f64;
+        let target = Target::File(device.clone());
+        let written = fill.run(&target, &self.results.raw("device"))?;
+        let device_bytes_s = bytes_s(&written);
+        // One disk is read for one node and written for the other one.
+        let beside = pair.lab.path("beside");
+        let (read, written) = thread::scope(|scope| {
+            let read = Load { rw: "read", ..fill };
+            let raw = self.results.raw("device-read");
+            let read = scope.spawn(move || read.run(&target, &raw));
+            let written = fill.run(
+                &Target::File(beside.clone()),
+                &self.results.raw("device-beside"),
+            );
+            (read.join(), written)
+        });
+        let read = read.map_err(|_| Failure::new("reading the device panicked"))??;
+        let copied_bytes_s = bytes_s(&read).min(bytes_s(&written?));
+        for path in [&device, &beside] {
+            fs::remove_file(path).context(path.display())?;
+        }
         pair.create("resync", RESYNC_LOG_BYTES, true)?;
         let load = Load {
             bytes_max: Some(RESYNC_BYTES / 2),
@@ -593,6 +612,7 @@ impl Bench<'_> {
             busy_mib_s: mib_s(took),
             quiet_mib_s: quiet,
             device_mib_s: device_bytes_s / f64::from(1 << 20),
+            device_copies_mib_s: copied_bytes_s / f64::from(1 << 20),
         });
         let what = "IOPS while a copy is brought up, of those before";
         self.bar(Bar::at_least(what, Some(client), 0.7, None));
@@ -641,8 +661,12 @@ impl Bench<'_> {
         if let Some(resync) = self.found.resync {
             let _ = writeln!(
                 text,
-                "a copy is brought up with {:.0} MiB/s beside a client, {:.0} MiB/s without; the device writes {:.0} MiB/s",
-                resync.busy_mib_s, resync.quiet_mib_s, resync.device_mib_s
+                "a copy is brought up with {:.0} MiB/s beside a client, {:.0} MiB/s without; the device writes {:.0} MiB/s, \
+                 and {:.0} MiB/s while as much is read from it",
+                resync.busy_mib_s,
+                resync.quiet_mib_s,
+                resync.device_mib_s,
+                resync.device_copies_mib_s
             );
         }
         bars::list(&mut text, "bars", &self.found.bars);

@@ -95,6 +95,7 @@ impl Disk {
         }
         let is_proof = |span: &SpanId| {
             superblock.counts(span)
+                && (superblock.is_whole || span.start.position < superblock.cut_position)
                 && (span.evidence > at.position || span.incarnation > superblock.incarnation)
         };
         if self

@@ -23,6 +23,8 @@ pub enum Plant {
     TailOfOne,
     /// Spans go to the medium whatever is durable before them.
     SpanPastEvidence,
+    /// The same while a copy is read back, and so is about to be whole.
+    JoinerPastEvidence,
     /// The superblock does not say what was cut off.
     ForgottenCut,
     /// Superblocks do not say where an opening begins, so what older ones left behind there counts.

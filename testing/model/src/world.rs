@@ -726,11 +726,15 @@ impl World {
                     self.asked.push(record);
                 }
             }
-            (Some(Plant::SpanPastEvidence), Message::Append(span)) => {
+            (
+                Some(plant @ (Plant::SpanPastEvidence | Plant::JoinerPastEvidence)),
+                Message::Append(span),
+            ) => {
                 let node = Arc::make_mut(&mut self.nodes[to]);
                 let write = Write::Span(*span);
                 let took = (node.up.as_ref()).is_some_and(|up| up.replica.head() == span.end);
-                if took && !node.disk.in_flight.contains(&write) {
+                let is_one = plant == Plant::SpanPastEvidence || !node.disk.superblock.is_whole;
+                if took && is_one && !node.disk.in_flight.contains(&write) {
                     node.disk.in_flight.push(write);
                 }
             }

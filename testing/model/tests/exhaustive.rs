@@ -55,6 +55,18 @@ const RING: Scope = Scope {
     ..QUIET
 };
 
+/// A member leaves, joins again, and stops at some moment, when it leaves some of what it was writing.
+const JOINING: Scope = Scope {
+    ack: AckLevel::Majority,
+    spans: 3,
+    window: 3,
+    suspicions: 1,
+    crashes: 2,
+    crashing: [false, false, true],
+    slow: [false, false, true],
+    ..QUIET
+};
+
 /// A member that joins anew cannot read back what it has.
 const ROT: Scope = Scope {
     ack: AckLevel::Majority,
@@ -294,6 +306,11 @@ fn rings_that_are_full() {
 }
 
 #[test]
+fn what_a_joiner_leaves_when_it_stops() {
+    explore("joining", JOINING);
+}
+
+#[test]
 fn copies_that_are_rotten() {
     explore("rot", ROT);
 }
@@ -355,6 +372,10 @@ fn with_plant(plant: Plant) -> Scope {
             takings: 0,
             slow: [true; NODES],
             ..scope
+        },
+        Plant::JoinerPastEvidence => Scope {
+            plant: Some(plant),
+            ..JOINING
         },
         Plant::NewIsWhole => Scope { losses: 1, ..scope },
         Plant::ServesUnasked => Scope {

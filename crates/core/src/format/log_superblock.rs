@@ -50,6 +50,12 @@ impl Membership {
     pub const fn voids(&self, position: u64, incarnation: u64) -> bool {
         position >= self.cut_position && incarnation < self.void_before
     }
+
+    /// Whether a span whose first block has this position proves that all below its evidence was there. While a copy is
+    /// brought up, what comes is written in any order.
+    pub const fn proves(&self, position: u64) -> bool {
+        self.is_whole || position < self.cut_position
+    }
 }
 
 /// What the superblock of a copy is to say that follows a primary, and on which no volume stands.
@@ -181,6 +187,12 @@ impl LogSuperblock {
     pub fn voids(&self, position: u64, incarnation: u64) -> bool {
         let membership = self.membership();
         membership.is_some_and(|membership| membership.voids(position, incarnation))
+    }
+
+    /// Whether a span that lies at this position proves what was before it ([`Membership::proves`]).
+    pub fn proves(&self, position: u64) -> bool {
+        let membership = self.membership();
+        membership.is_none_or(|membership| membership.proves(position))
     }
 
     /// What it names as [`Self::ahead`]; zero if that is of an earlier one.

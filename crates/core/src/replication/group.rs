@@ -375,7 +375,8 @@ impl Group {
                 other.durable = cut.at.position;
                 other.named = cut.change.number;
                 other.told = other.named;
-                Step::Streams
+                let least = log.head().position;
+                Step::Streams { least }
             }
             (Message::Ack { durable }, step) if step.takes_spans() => {
                 other.durable = other.durable.max(*durable).min(other.sent);
@@ -477,7 +478,7 @@ impl Group {
     /// Whether a joiner takes spans that others have had for long.
     pub fn streams_to(&self, member: Member) -> bool {
         let other = self.others.get(&member);
-        other.is_some_and(|other| other.link == Link::Joining(Step::Streams))
+        other.is_some_and(|other| matches!(other.link, Link::Joining(Step::Streams { .. })))
     }
 
     /// Whether every member is in step, nobody is to join, and no change of the record is wanted.
@@ -630,7 +631,7 @@ impl Group {
             Link::Attaching { .. } => Stage::Attaches,
             Link::InStep => Stage::InStep,
             Link::Joining(Step::Asks { .. } | Step::Cuts { .. }) => Stage::Begins,
-            Link::Joining(Step::Streams) => Stage::Streams,
+            Link::Joining(Step::Streams { .. }) => Stage::Streams,
             Link::Joining(Step::Verifies { .. }) => Stage::ReadsBack,
             Link::Joining(Step::Whole) => Stage::Whole,
         };
@@ -701,9 +702,10 @@ impl Progress {
             Link::Joining(Step::Cuts { cut, is_sent }) => {
                 (!core::mem::replace(is_sent, true)).then_some(Message::JoinAt(*cut))
             }
-            Link::Joining(step @ Step::Streams)
-                if self.durable + JOIN_LAG_BLOCKS_MAX >= committed
-                    && self.durable >= change.opens_at
+            Link::Joining(step @ Step::Streams { .. })
+                if let Step::Streams { least } = *step
+                    && self.durable + JOIN_LAG_BLOCKS_MAX >= committed
+                    && self.durable >= change.opens_at.max(least)
                     && let Some(up_to) = point_at(log, self.durable, change.tail) =>
             {
                 *step = Step::Verifies { up_to };

@@ -32,6 +32,8 @@
 //!    the copy ends does not change any more behind the back of whoever was told.
 //! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
 //!    its incarnation (a replay takes either for rot); and only where it covers nothing at the durable tail or behind it.
+//!    In a copy that is not whole no span behind the cut proves anything, so those go there in any order, until it is
+//!    read back. It is whole only once it has all of them.
 //! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
 //!    its way to the medium any more.
 //! 4. A copy that is being brought up says so durably (`is_whole`) from its cut on until it was read back.
@@ -163,6 +165,8 @@ pub struct Replica {
     submitted: usize,
     /// How many of these are not on the medium yet.
     in_flight: usize,
+    /// Where the last of those ends that did not wait for their evidence.
+    unordered: u64,
     head: Point,
     durable: Point,
     /// Who gets to know what is durable.
@@ -220,6 +224,7 @@ impl Replica {
             ring_blocks,
             submitted: spans.len(),
             in_flight: 0,
+            unordered: 0,
             spans,
             head,
             durable: head,
@@ -517,15 +522,28 @@ impl Replica {
     /// The next span to write. Any number may be under way.
     pub fn next_write(&mut self) -> Option<SpanId> {
         let next = self.spans.get(self.submitted)?.span;
-        if next.evidence > self.durable.position
+        let waits = next.evidence > self.durable.position;
+        if (waits && self.is_ordered())
             || next.incarnation > self.superblock.incarnation
             || !self.has_room(&next)
         {
             return None;
         }
+        if waits {
+            self.unordered = next.end.position;
+        }
         self.submitted += 1;
         self.in_flight += 1;
         Some(next)
+    }
+
+    /// Whether what is on the medium may be taken for proof that all below its evidence was there.
+    fn is_ordered(&self) -> bool {
+        let is_whole = |superblock: &Superblock| superblock.is_whole;
+        is_whole(&self.superblock)
+            || is_whole(&self.wanted)
+            || self.writing.as_ref().is_some_and(is_whole)
+            || self.verify.is_some()
     }
 
     /// Whether a span covers nothing in the ring that is at the durable tail or behind it.
@@ -757,7 +775,8 @@ impl Replica {
     fn settle_verify(&mut self) {
         let Some(asked) = self.verify else { return };
         let told = self.told;
-        if asked.what.state != Reading::Good || self.durable.position < told.opens_at {
+        let least = told.opens_at.max(self.unordered);
+        if asked.what.state != Reading::Good || self.durable.position < least {
             return;
         }
         self.wanted.is_whole = true;
@@ -809,6 +828,7 @@ impl Replica {
         self.submitted = self.spans.len();
         self.head = cut.at;
         self.durable = cut.at;
+        self.unordered = 0;
         let (last, change) = (&self.superblock, &cut.change);
         let (tail, sync_points) = if keeps && last.tail.position > change.tail.position {
             (last.tail, last.sync_points)

@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | Asks | Join | where the joiner's spans end |
 //! | Cuts | JoinAt the last of these points that this log has, or at its tail | the cut is durable |
-//! | Streams | the spans behind it | the joiner has durably all but little of what is committed here, and all before the present opening |
+//! | Streams | the spans behind it | the joiner has durably all but little of what is committed here, all before the present opening, and all that there was when it was cut |
 //! | Verifies | Verify, and what comes | it was read back, and the copy is no longer marked as one that is brought up |
 //! | Whole | what comes | the record with it ([`super::group`]) |
 //!
@@ -26,6 +26,9 @@
 //!    Whoever brings up a copy without acting for the group any more, since its medium is new and has promised nothing,
 //!    does not make it a member's.
 //! 4. It is never more than the log: what lies before the tail is in the backend.
+//! 5. A joiner writes spans in any order, and so a crash may leave some behind one that it lacks. They prove that this one
+//!    was there once the copy is whole. So it is whole only when it has all that it may have been given before its last
+//!    cut, in this opening: what the log had then. Those of older openings are void.
 
 use super::message::{Change, Cut};
 use super::{Point, Spans};
@@ -46,7 +49,10 @@ pub enum Step {
         is_sent: bool,
     },
     /// It takes spans.
-    Streams,
+    Streams {
+        /// It is not told to read back before it has all up to here.
+        least: u64,
+    },
     /// It was told to read back.
     Verifies {
         /// Up to here.
@@ -62,7 +68,10 @@ impl Step {
 
     /// Whether the joiner takes spans.
     pub fn takes_spans(&self) -> bool {
-        matches!(self, Self::Streams | Self::Verifies { .. } | Self::Whole)
+        matches!(
+            self,
+            Self::Streams { .. } | Self::Verifies { .. } | Self::Whole
+        )
     }
 }
 

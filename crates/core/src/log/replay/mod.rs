@@ -33,6 +33,8 @@
 //! 10. A span that was cut off ([`crate::format::Membership::voids`]) is as good as not there, wherever one is looked for:
 //!     behind the last span, at the next lap, at the second look, and as evidence. What the superblock calls known to have
 //!     been durable never lies behind a cut, so a log that ends before that has lost something, cut or not.
+//! 11. What lies behind the cut of a copy that is being brought up was written in any order, and is no evidence
+//!     ([`crate::format::Membership::proves`]).
 //!
 //! It must not write: a failed opening leaves the device as it was. A replay needs no volume: one of a member's copy is
 //! asked for its spans ([`Found::Span`]) and its [superblock](Replay::superblock), and its log is dropped.
@@ -685,6 +687,7 @@ impl Replay {
             let position = header.position.get();
             header.log == superblock.log
                 && !superblock.voids(position, header.incarnation.get())
+                && superblock.proves(position)
                 && position >= self.cursor
                 && (position - self.cursor).is_multiple_of(superblock.ring_blocks.get())
         })

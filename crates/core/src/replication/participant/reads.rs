@@ -62,7 +62,7 @@ struct Reading {
 
 /// A copy that is read back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Verify {
+struct Verify {
     /// Spans that end before it were read, or are being read.
     next: u64,
     up_to: u64,
@@ -77,7 +77,7 @@ pub(super) struct SpanReads {
     keys: Option<Arc<dyn LogKeys>>,
     wanted: VecDeque<(Purpose, SpanId)>,
     reading: Slab<Reading>,
-    pub(super) verify: Option<Verify>,
+    verify: Option<Verify>,
     /// Spans that are being compared, for `verify` or before that is asked for.
     comparing: usize,
     /// One of them was bad, and nobody has asked yet.
@@ -186,10 +186,11 @@ impl SpanReads {
     /// it is to be read back. After something that was bad, which is read again then, the rest can wait as well.
     pub(super) fn compare_ahead(&mut self, now: Nanos, tail: u64, log: &Replica) {
         let up_to = log.durable().position;
-        while !self.was_bad
-            && !(self.compared > tail && self.is_long_ago(now))
-            && self.verify.is_none()
-            && self.reading.len() < READS_MAX
+        let is_old = self.compared > tail && self.is_long_ago(now);
+        if self.was_bad || self.verify.is_some() || is_old {
+            return;
+        }
+        while self.reading.len() < READS_MAX
             && let Some(span) = span_between(tail.max(self.compared), up_to, log)
         {
             self.compare_from(now, tail);

@@ -175,6 +175,45 @@ fn cut_that_was_made_before_takes_the_tail_of_now() {
     assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
 }
 
+#[test]
+fn joiner_writes_in_any_order_and_is_whole_once_it_has_all_of_that() {
+    let (mut replica, _) = joiner(Superblock::new(false));
+    for (start, evidence) in [(0, 0), (1, 1), (2, 2)] {
+        replica.receive(CANDIDATE, 3, &Message::Append(span(start, evidence)));
+    }
+    for start in 0..3 {
+        assert_eq!(replica.next_write(), Some(span(start, start)));
+    }
+    replica.written(1);
+    replica.written(3);
+    while replica.next_message().is_some() {}
+    let up_to = point(1);
+    replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
+    // What comes from now on is in order.
+    replica.receive(CANDIDATE, 3, &Message::Append(span(3, 3)));
+    assert_eq!(replica.next_write(), None);
+    assert_eq!(replica.next_verify(), Some(up_to));
+    replica.verified(true);
+    assert_eq!(
+        replica.next_superblock(),
+        None,
+        "the second one may be lost"
+    );
+    replica.written(2);
+    assert_eq!(replica.next_write(), Some(span(3, 3)));
+    assert!(write_superblock_beside_ack(&mut replica).is_whole);
+    replica.receive(CANDIDATE, 3, &Message::Append(span(4, 4)));
+    assert_eq!(replica.next_write(), None);
+}
+
+fn write_superblock_beside_ack(replica: &mut Replica) -> Superblock {
+    assert!(matches!(
+        replica.next_message(),
+        Some((_, _, Message::Ack { .. }))
+    ));
+    write_superblock(replica)
+}
+
 /// A joiner that was cut at the beginning, of opening 1 to 6.
 fn joiner(superblock: Superblock) -> (Replica, Cut) {
     let mut replica = Replica::new(superblock, RING_BLOCKS, []);

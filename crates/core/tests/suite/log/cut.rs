@@ -112,9 +112,10 @@ fn void_span_is_no_evidence() {
     assert_eq!(found(&bench).unwrap(), expected(&bench));
 }
 
-/// What was written behind the cut since counts as it does everywhere, if the opening is as old as can be.
+/// What was written behind the cut since counts as it does everywhere, if the opening is as old as can be: but it was
+/// written in any order, and is evidence only once the copy is whole.
 #[test]
-fn span_behind_the_cut_is_evidence() {
+fn span_behind_the_cut_is_evidence_once_the_copy_is_whole() {
     let mut bench = bench(&[1; 8]);
     let at = expected(&bench)[1].1;
     cut(&mut bench.device, at);
@@ -127,6 +128,14 @@ fn span_behind_the_cut_is_evidence() {
     assert_eq!((last.durable, last.incarnation), (at + 2, void_before));
     let rotten = place(&bench, at) + 40;
     bench.device[rotten] ^= 1;
+    assert_eq!(bench.spans().unwrap().len(), 2, "it was never there");
+    let whole = Membership {
+        is_whole: true,
+        ..membership(&bench)
+    };
+    write_superblock(&mut bench.device, |superblock| {
+        superblock.set_membership(whole);
+    });
     let refused = OpenError::CorruptLog { position: at };
     assert_eq!(bench.replay(), Err(refused));
 }

@@ -46,3 +46,32 @@ fn copy_that_was_given_up_opens_again_whatever_it_was_sent_since() {
 fn copy_that_may_be_cut_once_more_is_known_up_to_its_cut() {
     assert_eq!(known_and_end(1), (CUT, CUT));
 }
+
+/// Else what a crash has left of it behind something that was not written would be taken for proof of that.
+#[test]
+fn joiner_is_told_to_read_back_once_it_has_what_there_was_when_it_was_cut() {
+    let (primary, joiner) = (Member(0), Member(1));
+    let mut net = Net::new(2, AckLevel::All);
+    net.cut.insert((primary, joiner));
+    net.take(primary);
+    net.settle();
+    // Less than a joiner may lack when it begins to read back.
+    for byte in 1..=3 {
+        net.write(primary, 1, byte);
+        net.settle();
+    }
+    let head = net.participant(primary).status().head;
+    net.cut.clear();
+    let mut told = None;
+    while net.record.config.members.count() == 1 {
+        assert!(net.round());
+        net.act(primary);
+        net.send(primary);
+        for wire in &net.wires {
+            if let Message::Verify { up_to } = &wire.message {
+                told = Some(up_to.position);
+            }
+        }
+    }
+    assert_eq!(told, Some(head));
+}
