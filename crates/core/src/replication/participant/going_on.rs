@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::healing::{self, Healing};
+use super::healing;
 use super::reads::{self, Purpose};
 use super::repairs;
 use super::{Act, Operation, Outbox, Part, Participant, meeting};
@@ -68,7 +68,7 @@ impl Participant {
         }
         let given_up = self.repairs.give_up_all();
         self.acts.extend(given_up.map(Act::Repaired));
-        self.healing = Healing::default();
+        self.healing.begin_anew();
         (self.stands, self.refuses) = (false, false);
         self.leases.begin_part();
         self.deadlines.begin(self.now);
@@ -353,7 +353,9 @@ impl Participant {
                 data: Vec::new(),
             }),
             (Purpose::Verify, _) => {}
-            (Purpose::Heal { epoch }, data) => healing::read(self, epoch, span, data.as_deref()),
+            (Purpose::Heal { attempt }, data) => {
+                healing::read(self, attempt, span, data.as_deref());
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 //! 1. The copy counts only once each of its spans was read from this medium, and is whole.
 //! 2. A span is written again once in a taking: a medium that does not keep it makes it a missing one.
 //! 3. [`READS_MAX`] spans are under way at a time.
+//! 4. What was begun in one attempt counts in no other: attempts are numbered, since one epoch may have several.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -32,6 +33,8 @@ const READS_MAX: usize = 4;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Healing {
+    /// Which attempt of this process it is.
+    attempt: u64,
     /// Spans that end before it, or there, were begun with.
     next: u64,
     under_way: usize,
@@ -42,6 +45,14 @@ pub(super) struct Healing {
 }
 
 impl Healing {
+    /// Nothing of what was begun counts any more.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Self {
+            attempt: self.attempt + 1,
+            ..Self::default()
+        };
+    }
+
     /// The first of those that nobody who has promised has whole: from where to where they lie, in blocks.
     pub(super) fn missing(&self) -> Vec<(u64, u64)> {
         let missing = self.missing.values().take(DAMAGED_MAX);
@@ -56,17 +67,17 @@ impl Healing {
     }
 }
 
-/// The epoch of the taking for which the own copy is to be healed, if that is so.
-fn epoch(this: &Participant) -> Option<u64> {
+/// The attempt in which the own copy is to be healed, if that is so.
+fn attempt(this: &Participant) -> Option<u64> {
     match &this.part {
-        Part::Takes(takeover) if takeover.is_to_heal() => Some(takeover.epoch()),
+        Part::Takes(takeover) if takeover.is_to_heal() => Some(this.healing.attempt),
         _ => None,
     }
 }
 
 /// Begin with spans that were not looked at, and see whether all are whole.
 pub(super) fn go_on(this: &mut Participant) {
-    let Some(epoch) = epoch(this) else {
+    let Some(attempt) = attempt(this) else {
         return;
     };
     let heal = &mut this.healing;
@@ -75,7 +86,7 @@ pub(super) fn go_on(this: &mut Participant) {
     {
         heal.next = span.end.position;
         heal.under_way += 1;
-        this.reads.want(Purpose::Heal { epoch }, span);
+        this.reads.want(Purpose::Heal { attempt }, span);
     }
     if heal.under_way > 0 {
         return;
@@ -97,7 +108,7 @@ pub(super) fn go_on(this: &mut Participant) {
 
 /// A span was read: its blocks if they are whole.
 pub(super) fn read(this: &mut Participant, of: u64, span: SpanId, data: Option<&[Buf]>) {
-    if epoch(this) != Some(of) {
+    if attempt(this) != Some(of) {
         return;
     }
     let end = span.end.position;
@@ -112,15 +123,15 @@ pub(super) fn read(this: &mut Participant, of: u64, span: SpanId, data: Option<&
 
 /// It is written again.
 pub(super) fn written(this: &mut Participant, of: u64, span: SpanId) {
-    if epoch(this) == Some(of) {
+    if attempt(this) == Some(of) {
         this.healing.rewritten.insert(span.end.position);
-        this.reads.want(Purpose::Heal { epoch: of }, span);
+        this.reads.want(Purpose::Heal { attempt: of }, span);
     }
 }
 
 /// Nobody has it whole.
 pub(super) fn failed(this: &mut Participant, of: u64, span: SpanId) {
-    if epoch(this) == Some(of) {
+    if attempt(this) == Some(of) {
         this.healing.under_way -= 1;
         this.healing.missing.insert(span.end.position, span);
     }
@@ -128,13 +139,13 @@ pub(super) fn failed(this: &mut Participant, of: u64, span: SpanId) {
 
 /// Another member has promised: it may have what is missing.
 pub(super) fn look_again(this: &mut Participant) {
-    let Some(epoch) = epoch(this) else {
+    let Some(attempt) = attempt(this) else {
         return;
     };
     let rewritten = &this.healing.rewritten;
     let again = |end: &u64, _: &mut SpanId| !rewritten.contains(end);
     for (_, span) in this.healing.missing.extract_if(.., again) {
         this.healing.under_way += 1;
-        this.reads.want(Purpose::Heal { epoch }, span);
+        this.reads.want(Purpose::Heal { attempt }, span);
     }
 }

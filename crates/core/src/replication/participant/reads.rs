@@ -39,8 +39,8 @@ pub(super) enum Purpose {
     Answer { to: Member, epoch: u64 },
     /// To be compared with its checksums.
     Verify,
-    /// The same, by a candidate in this epoch whose copy is damaged.
-    Heal { epoch: u64 },
+    /// The same, by a candidate whose copy is damaged, in this attempt to heal it.
+    Heal { attempt: u64 },
 }
 
 /// A piece of a span that is being read.

@@ -41,8 +41,8 @@ pub(super) enum Asker {
     Standing(Token),
     /// The message at this place of what goes to a member, in its outbox of this life.
     Send { to: Member, life: u64, place: u64 },
-    /// This node itself, as it takes the group in this epoch.
-    Heal { epoch: u64 },
+    /// This node itself, in this attempt to heal its copy as it takes the group.
+    Heal { attempt: u64 },
 }
 
 /// Some blocks of a span.
@@ -178,8 +178,8 @@ pub(super) fn want(this: &mut Participant, to: Member, life: u64, place: u64, sp
 }
 
 /// A span of a candidate's own copy is not as it should be.
-pub(super) fn want_to_heal(this: &mut Participant, epoch: u64, span: SpanId) {
-    want_whole(this, Asker::Heal { epoch }, span);
+pub(super) fn want_to_heal(this: &mut Participant, attempt: u64, span: SpanId) {
+    want_whole(this, Asker::Heal { attempt }, span);
 }
 
 fn want_whole(this: &mut Participant, asker: Asker, span: SpanId) {
@@ -260,7 +260,7 @@ pub(super) fn go_on(this: &mut Participant) {
 fn fail(this: &mut Participant, asker: Asker, span: SpanId) {
     let (to, life) = match asker {
         Asker::Standing(token) => return this.acts.push(Act::Repaired(token)),
-        Asker::Heal { epoch } => return healing::failed(this, epoch, span),
+        Asker::Heal { attempt } => return healing::failed(this, attempt, span),
         Asker::Send { to, life, .. } => (to, life),
     };
     if (this.outboxes.get(&to)).is_none_or(|outbox| outbox.life() != life) {
@@ -305,7 +305,7 @@ pub(super) fn written(this: &mut Participant, asker: Asker, span: SpanId) {
     match asker {
         Asker::Standing(token) => this.acts.push(Act::Repaired(token)),
         Asker::Send { .. } => {}
-        Asker::Heal { epoch } => healing::written(this, epoch, span),
+        Asker::Heal { attempt } => healing::written(this, attempt, span),
     }
 }
 

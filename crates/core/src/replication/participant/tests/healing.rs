@@ -156,3 +156,44 @@ fn medium_that_does_not_keep_what_is_written_again_is_no_source() {
         net.stop
     );
 }
+
+#[test]
+fn reads_of_an_earlier_attempt_in_the_same_epoch_count_for_nothing() {
+    let (mut net, spans) = stopped(2, AckLevel::All);
+    rot(&mut net, A, &spans[3]);
+    start_doubted(&mut net, A);
+    net.held_reads = Some(Vec::new());
+    net.take(A);
+    net.settle();
+    let now = net.now;
+    let count = net.held_reads.as_ref().unwrap().len();
+    assert!(count > 1, "spans that are read back: {count}");
+    // The attempt ends, and a newer record of its epoch has another one begin while those reads are under way.
+    let higher = Message::Fenced {
+        promised: net.record.epoch + 1,
+    };
+    let mut again = net.record.clone();
+    again.revision += 1;
+    let candidate = net.participant(A);
+    candidate.connected(now, B);
+    candidate.receive(now, B, again.epoch, &higher, Vec::new());
+    candidate.see(now, &again);
+    net.record = again;
+    net.disconnect((A, B));
+    net.settle();
+    assert!(
+        matches!(net.stop, Some(Stop::Fenced { .. })),
+        "{:?}",
+        net.stop
+    );
+    let held = net.held_reads.take().unwrap();
+    for (of, token, offset, buf) in held {
+        net.end_read(of, token, offset, buf);
+    }
+    net.pass(1_000);
+    assert!(!serves(&mut net, A), "one of its spans is damaged");
+    net.start(B);
+    net.pass(3_000);
+    assert!(serves(&mut net, A), "{:?}", net.stop);
+    assert_eq!(net.bytes(A), [1, 2, 3, 4, 5]);
+}
