@@ -41,7 +41,7 @@ pub struct Server {
 }
 
 /// Let the child get a signal when its parent dies.
-fn die_with_parent(command: &mut Command) -> &mut Command {
+pub fn die_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
     unsafe {
         command.pre_exec(|| {
