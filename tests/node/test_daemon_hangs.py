@@ -4,6 +4,7 @@ directory, the thread of its data path."""
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import re
 import signal
@@ -411,3 +412,16 @@ def test_clients_of_a_volume_that_hangs_keep_no_places(tmp_path, how):
         memory = daemon.json("status")["memory"]
         assert memory["pool_free_bytes"] > 0
         daemon.stop()
+
+
+def test_command_says_that_the_daemon_hangs_and_waits_for_it(server):
+    freeze(server.process.pid)
+    command = [str(HDCS), "status", "--json", "--data", str(server.data)]
+    asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = asking.stderr.readline()
+    assert f"the daemon at {server.data}/control.sock does not answer; waiting" in line
+    assert asking.poll() is None
+    server.signal(signal.SIGCONT)
+    out, err = asking.communicate(timeout=60)
+    assert (asking.returncode, err) == (0, "")
+    assert json.loads(out)["state"]

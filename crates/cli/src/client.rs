@@ -1,7 +1,10 @@
 //! A client of the control API: one connection per request, so that a daemon that is restarted in
 //! between is found again.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hdcs_api::ApiError;
@@ -14,12 +17,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::Failure;
+use super::{Failure, output};
 
+/// How long nothing is said of an answer that does not come, and how long a daemon that lives may take to say so then.
+const QUIET_TIME: Duration = Duration::from_secs(3);
+const PING_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longer than any operation of the daemon may take.
 const ANSWER_TIME_MAX: Duration = Duration::from_hours(24);
 /// Far more than the description of any number of volumes that a node can hold in memory.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// A command may ask for several things at once.
+static HANG_SAID: AtomicBool = AtomicBool::new(false);
 
 /// Speaks to the daemon of one data directory.
 #[derive(Debug)]
@@ -124,10 +133,12 @@ impl Client {
             .header("content-type", kind)
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| other(&error))?;
-        let exchange = self.exchange(request);
-        let (is_success, answer) = tokio::time::timeout(ANSWER_TIME_MAX, exchange)
-            .await
-            .map_err(|_| other(&"it took too long"))??;
+        let exchange = tokio::time::timeout(ANSWER_TIME_MAX, self.exchange(request));
+        let (is_success, answer) = tokio::select! {
+            biased;
+            ended = exchange => ended.map_err(|_| other(&"it took too long"))??,
+            never = self.say_that_it_hangs() => match never {},
+        };
         if is_success {
             return Ok(answer);
         }
@@ -135,6 +146,24 @@ impl Client {
             Ok(error) => Err(ClientError::Api(error)),
             Err(_) => Err(other(&String::from_utf8_lossy(&answer))),
         }
+    }
+
+    /// Say once that the daemon hangs, if it does: that it takes long to do what it was asked is no sign of that.
+    async fn say_that_it_hangs(&self) -> Infallible {
+        tokio::time::sleep(QUIET_TIME).await;
+        let ping = Request::get("/openapi.json")
+            .header("host", "hdcs")
+            .body(Full::default());
+        if let Ok(ping) = ping {
+            let answered = tokio::time::timeout(PING_TIME_MAX, self.exchange(ping));
+            if answered.await.is_err() && !HANG_SAID.swap(true, Ordering::Relaxed) {
+                output::note(&format!(
+                    "the daemon at {} does not answer; waiting for it (Ctrl-C ends that)",
+                    self.layout.control_socket().display()
+                ));
+            }
+        }
+        pending().await
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), ClientError> {
