@@ -404,3 +404,59 @@ def test_crash_while_a_deletion_removes_data_leaves_no_group_and_another_one_end
         assert not data()
         assert a.json("volume", "list") == []
         a.until(lambda: not groups_left(tmp_path))
+
+
+def test_group_is_removed_before_data_is_given_up(tmp_path):
+    credentials = tmp_path / "credentials"
+    credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    credentials.chmod(0o600)
+    with LyingS3() as s3, nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path, backend=s3.url(credentials))
+        history = History(101)
+        history.write(a, 50)
+        a.ok("volume", "flush", "v")
+        # Without its records it stays as it is, and is served.
+        away = (tmp_path / "records").rename(tmp_path / "away")
+        status, text = a.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
+        assert status != 200 and "no record of its group" in text, text
+        away.rename(tmp_path / "records")
+        history.write(a, 50)
+        history.check(a)
+        a.ok("volume", "flush", "v")
+
+        def kills(handler, name, body):
+            a.process.kill()
+        with s3.lock:
+            s3.lie, s3.told = ("put", kills), 0
+        with pytest.raises(Exception):
+            a.api("DELETE", "/v1/volumes/v?remove_data=true")
+        a.wait()
+        s3.tell("put", None)
+        assert b.json("group", "list") == []
+        b.until(lambda: b.json("volume", "list") == [])
+        a.start()
+        a.until(lambda: "delete it again" in (a.volume("v")["reason"] or ""))
+        # What was not given up yet stays, and the answer says so.
+        assert "s3://bucket/volume" in a.ok("volume", "delete", "v")
+        assert a.json("volume", "list") == []
+        a.until(lambda: not groups_left(tmp_path))
+        create((a, b), tmp_path, backend=s3.url(credentials))
+        history.check(a)
+
+
+def test_volume_over_objects_is_deleted_with_its_data_while_it_is_written(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path, backend=f"dir:{tmp_path}/objects")
+        history = History(102)
+        writer = threading.Thread(target=history.write_until_it_breaks, args=(a,))
+        writer.start()
+        a.until(lambda: history.writes > 200)
+        began = time.monotonic()
+        status, text = a.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
+        assert status == 200, text
+        assert time.monotonic() - began < 20
+        writer.join()
+        for daemon in (a, b):
+            daemon.until(lambda daemon=daemon: daemon.json("volume", "list") == [])
+        a.until(lambda: not groups_left(tmp_path))
+        assert not list((tmp_path / "objects").rglob("*/data/*"))

@@ -49,6 +49,7 @@ use alloc::vec::Vec;
 pub use deadlines::Times;
 use deadlines::{Deadlines, RETRY_PAUSE};
 use gate::Gate;
+pub use going_on::end_group;
 use healing::Healing;
 use leases::Leases;
 use outbox::Outbox;

@@ -579,6 +579,8 @@ pub enum Command {
     /// The store has this record of a volume's group.
     SeeRecord(Uuid, Box<GroupRecord>),
     /// Have a volume's group become this: only who serves it does that.
+    /// A volume's group was removed: what stands on its copy ends without its members.
+    EndGroup(Uuid, Answer<()>),
     Configure(Uuid, Box<Shape>, Answer<()>),
     /// It is not known how asking for a record ended; the one that was seen last is still there.
     AskAgain(Uuid),
@@ -633,6 +635,7 @@ impl Command {
             | Self::SeeRecord(..)
             | Self::Configure(..)
             | Self::AskAgain(_)
+            | Self::EndGroup(..)
             | Self::CopyStatus(..) => Concern::Shared,
             Self::Forget(..) | Self::Follow(..) | Self::Report(_) | Self::Stop { .. } => {
                 Concern::Each

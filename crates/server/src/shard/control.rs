@@ -186,6 +186,12 @@ impl Shard {
                     is_begun.then_some(()).ok_or_else(|| NOT_SERVED.to_owned()),
                 );
             }
+            Command::EndGroup(volume, answer) => {
+                if let Some(groups) = &mut self.state.groups {
+                    groups.end_group(self.state.now, volume);
+                }
+                tell(answer, Ok(()));
+            }
             Command::AskAgain(volume) => {
                 if let Some(groups) = &mut self.state.groups {
                     groups.ask_again(self.state.now, volume);

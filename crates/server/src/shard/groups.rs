@@ -31,7 +31,7 @@ use hdcs_core::base::io::{DurableWay, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
-use hdcs_core::replication::participant::{Participant, Status, Taking, Times};
+use hdcs_core::replication::participant::{Participant, Status, Taking, Times, end_group};
 use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::replication::takeover::Stop;
 use hdcs_core::volume::Copies;
@@ -317,6 +317,11 @@ impl Groups {
             );
             participant.doubt();
         }
+    /// The volume's group was removed.
+    pub fn end_group(&mut self, now: Nanos, volume: Uuid) {
+        self.with(volume, |copy| end_group(&mut copy.participant, now));
+    }
+
         participant.set_resync_rate(self.resync_bytes_s);
         participant.poll(now);
         let group = self.copies.insert(Copy {

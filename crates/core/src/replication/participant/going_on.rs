@@ -18,6 +18,14 @@ use crate::replication::record::WhenShort;
 use crate::replication::takeover::{Step, Takeover};
 use crate::replication::{Member, SpanId, Spans};
 
+/// The group was removed: its members let go of their copies, and confirm nothing any more. What stands on the log ends now,
+/// and does not wait for them.
+pub fn end_group(this: &mut Participant, now: Nanos) {
+    this.now = now;
+    this.begin_part(Part::Follows);
+    this.pump();
+}
+
 impl Participant {
     /// Go on as far as it goes without anybody else.
     pub(super) fn pump(&mut self) {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::open::NotOpen;
 use super::places::{dirty_of_unopened, is_gone, missing_backend, wipe_home, wipe_log};
-use super::replicas::{close_copy, refuse_copy};
+use super::replicas::{close_copy, end_group, refuse_copy};
 use super::snapshots::{NotKept, give_up_clone, is_free_clone};
 use super::volumes::Volumes;
 use super::{
@@ -468,6 +468,13 @@ impl Node {
         match beside(move || remains(&url, identity.as_deref())).await? {
             Ok(Remains::GivenUp) => Ok(Some(leaving)),
             Ok(Remains::Nothing) => Ok(nothing),
+            Ok(Remains::Whole) if known.is_some() && entry.is_replicated => {
+                tracing::warn!(
+                    "volume {name}: what it has in its store stays there: its group was removed before that was given up, \
+                     and nobody can open it any more"
+                );
+                Ok(nothing)
+            }
             Ok(Remains::Whole) => {
                 if known.is_some()
                     && let Err(failure) = self.open(&entry, self.volumes.count()).await
@@ -490,8 +497,8 @@ impl Node {
         }
     }
 
-    /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing. What another
-    /// node has taken over stays.
+    /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing; before that, its group. What
+    /// another node has taken over stays.
     async fn give_up_place(
         &self,
         name: &str,
@@ -505,8 +512,17 @@ impl Node {
         if !has_begun {
             self.catalogue.note_given_up(entry, leaving).await?;
         }
+        // First of all, lest another node take a volume over that has no data any more.
+        if let Err(error) = self.groups.remove(entry, false).await {
+            if !has_begun {
+                self.catalogue.keep_after_all(entry).await;
+            }
+            return Err(error);
+        }
         let number = VolumeNumber(entry.number);
-        match give_up_clone(name, number, &self.link, &self.flushes).await {
+        let given_up = give_up_clone(name, number, &self.link, &self.flushes).await;
+        end_group(self, entry).await;
+        match given_up {
             Ok(true) => Ok(leaving),
             Ok(false) => {
                 self.catalogue.keep_after_all(entry).await;
@@ -514,7 +530,8 @@ impl Node {
             }
             Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
                 self.catalogue.keep_after_all(entry).await;
-                if leaving == Leaving::Clone {
+                // A volume whose group is removed can only go.
+                if leaving == Leaving::Clone && !entry.is_replicated {
                     return Err(error);
                 }
                 tracing::warn!("{error}: what the volume has in its store stays there");
@@ -581,10 +598,11 @@ impl Node {
                     ),
                 })?;
         }
+        let ends_group = entry.is_replicated && leaving.given_up().is_some();
         *leaving = self.give_up_place(name, entry, *leaving, has_begun).await?;
         let is_given_up = leaving.given_up().is_some();
-        // What is given up takes nothing any more.
-        let destage = asks && !is_given_up;
+        // What is given up takes nothing any more, and a log without its group gives nothing.
+        let destage = asks && !is_given_up && !ends_group;
         let patience = if destage || is_given_up {
             MOVE_TIME_MAX
         } else {

@@ -798,6 +798,20 @@ pub(super) fn refuse_with_copies(node: &Node, name: &str, what: &str) -> Result<
         .is_ok_and(|entry| entry.is_replicated);
     if is_replicated {
         let message = format!(
+/// The group of a volume that is still open was removed: what it writes to its log ends without the other members, which
+/// are letting go of their copies.
+pub(super) async fn end_group(node: &Node, entry: &Entry) {
+    if !entry.is_replicated {
+        return;
+    }
+    let ended = (node.link).ask("ending its group", COMMAND_TIME_MAX, |answer| {
+        Command::EndGroup(entry.uuid, answer)
+    });
+    if let Err(error) = ended.await {
+        tracing::warn!("volume {}: {error}", entry.name);
+    }
+}
+
             "volume {name}: other nodes have copies of its write log, and {what} would not reach them yet: nothing was \
              changed"
         );

@@ -149,3 +149,19 @@ fn member_that_stops_holds_up_nothing() {
     assert!(net.writer(Member(0)).tokens.is_empty());
     assert!(!net.record.config.members.contains(Member(2)));
 }
+
+#[test]
+fn what_stands_on_the_log_of_a_group_that_is_removed_waits_for_no_member() {
+    let mut net = Net::healthy(AckLevel::All);
+    for member in [Member(1), Member(2)] {
+        net.kill(member);
+    }
+    net.write(Member(0), 1, 1);
+    net.settle();
+    assert!(!net.writer(Member(0)).tokens.is_empty());
+    let now = net.now;
+    end_group(net.participant(Member(0)), now);
+    net.settle();
+    let writer = net.writer(Member(0));
+    assert!(writer.tokens.is_empty() && writer.is_fenced);
+}
