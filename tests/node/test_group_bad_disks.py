@@ -2,8 +2,9 @@
 
 import shutil
 import subprocess
+from contextlib import suppress
 
-from disks import needs_root, served_disk
+from disks import needs_root, served_disk, small_file_system
 from group_cases import SIZE, History, comes_back, create, goes_on_at, is_whole, nodes, record
 from daemon import DIRTY
 
@@ -60,3 +61,49 @@ def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_p
         finally:
             b.kill()
             subprocess.run(["umount", "-l", b.data], check=True)
+
+
+def records_on_a_disk_of_their_own(disk):
+    return {"cluster.records": str(disk), "cluster.member_deadline_ms": 60_000}
+
+
+@needs_root
+def test_copy_is_opened_while_the_records_are_on_a_full_file_system(tmp_path):
+    with small_file_system(tmp_path / "disk", "1m") as disk, \
+            nodes(tmp_path, **records_on_a_disk_of_their_own(disk)) as (a, b):
+        create((a, b), tmp_path)
+        history = History(33)
+        history.write(a, 50)
+        b.kill()
+        with suppress(OSError), open(disk / "other", "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        b.start()
+        # Each write takes its copy.
+        history.write(a, 50)
+        assert record(a)["members"] == ["a", "b"]
+        (disk / "other").unlink()
+        goes_on_at(a, b, history)
+
+
+@needs_root
+def test_copy_is_opened_while_the_records_are_read_only(tmp_path):
+    with small_file_system(tmp_path / "disk", "1m") as disk, \
+            nodes(tmp_path, **records_on_a_disk_of_their_own(disk)) as (a, b):
+        create((a, b), tmp_path)
+        history = History(34)
+        history.write(a, 50)
+        a.kill()
+        b.kill()
+        # As an older build left it: that b has a copy is not among the records.
+        next(disk.glob("*/copy-2")).unlink()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        b.start()
+        b.tells("until they can be written again")
+        b.until(lambda: b.json("group", "show", "v")["here"])
+        assert b.volume("v")["state"] == "standby"
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        history.write(b, 50)
+        comes_back(a, b)

@@ -80,6 +80,8 @@ pub fn claim_records(cluster: &Cluster, layout: &Layout) -> Result<File, StoreEr
     if found.values().any(has_copy) {
         store.is_there()?;
     }
+    // Before anything is written there, or a node of that cluster is kept from starting.
+    store.is_of(cluster.id)?;
     let running = store.be_the_only_one(&who)?;
     RecordStore::open(records, member)?.claim(cluster.id)?;
     Ok(running)

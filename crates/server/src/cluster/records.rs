@@ -31,12 +31,13 @@
 //! Every call waits for the directory's file system. Over NFS, reading may show the past for as long as the client caches
 //! names; writing never does, since it is the server that makes the link.
 
+mod owning;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{Ack, WhenShort as ShortWord};
 use hdcs_core::replication::record::{
@@ -49,7 +50,6 @@ use uuid::Uuid;
 use super::spec::VolumeSpecFile;
 use super::{ack_level, ack_word, short_word, when_short};
 use crate::data_dir::sealed::{self, Kind, SealedError, sync_directory};
-use crate::data_dir::try_lock;
 
 const RECORD: Kind = Kind {
     magic: "hdcs-group",
@@ -58,10 +58,6 @@ const RECORD: Kind = Kind {
 const SPEC: Kind = Kind {
     magic: "hdcs-group-volume",
     version: 2,
-};
-const CLUSTER: Kind = Kind {
-    magic: "hdcs-cluster",
-    version: 1,
 };
 const CLUSTER_FILE: &str = "cluster.json";
 const REMOVED: Kind = Kind {
@@ -81,11 +77,6 @@ const NAMES_MAX: usize = 8192;
 const NODES_MAX: usize = 64;
 /// Revisions and epochs at most.
 const NUMBER_MAX: u64 = u64::MAX / 2;
-/// How long another one is waited for that runs as this node, and how often it is tried meanwhile.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// What it says of itself at most.
-const HOLDER_BYTES_MAX: u64 = 256;
 /// How often a record is looked for that is removed at the same moment since newer ones are there.
 const READS_MAX: usize = 16;
 
@@ -199,13 +190,6 @@ pub struct Listing {
     pub removed: BTreeMap<Uuid, Removed>,
 }
 
-/// Whose the directory is.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ClusterFile {
-    id: Uuid,
-}
-
 /// How removing a group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -283,101 +267,6 @@ impl RecordStore {
             root: root.to_owned(),
             node,
         }
-    }
-
-    /// The same of a directory that has to be there. What a crash of this node left is removed, so it must be running only
-    /// once ([`Self::be_the_only_one`]), and not have begun to write.
-    pub fn open(root: &Path, node: Member) -> Result<Self, StoreError> {
-        let unusable = |source| StoreError::Directory {
-            path: root.to_owned(),
-            source,
-        };
-        if !fs::metadata(root).map_err(unusable)?.is_dir() {
-            return Err(unusable(io::ErrorKind::NotADirectory.into()));
-        }
-        let this = Self::new(root, node);
-        let temporary = this.temporary();
-        let mut builder = fs::DirBuilder::new();
-        match builder.mode(0o700).create(&temporary) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(unusable(error));
-            }
-            _ => {}
-        }
-        let own = format!("{}-", node.0);
-        for name in names_in(&temporary)? {
-            if name.starts_with(&own) {
-                let path = temporary.join(name);
-                remove_any(&path).map_err(io_at(&path))?;
-            }
-        }
-        Ok(this)
-    }
-
-    /// Be the only one that runs as this node for as long as what is returned is held. `who` is what others are told.
-    ///
-    /// # Errors
-    /// [`StoreError::Twice`] if another one does.
-    pub fn be_the_only_one(&self, who: &str) -> Result<File, StoreError> {
-        let path = self.root.join(format!("running-{}", self.node.0));
-        let mut options = File::options();
-        let opened = options.read(true).write(true).create(true).truncate(false);
-        let opened = opened.mode(0o600).open(&path);
-        let mut file = opened.map_err(|source| StoreError::Directory {
-            path: self.root.clone(),
-            source,
-        })?;
-        let began = Instant::now();
-        loop {
-            match try_lock(&file, libc::LOCK_EX) {
-                Ok(()) => break,
-                // What a killed program had under way may keep it for a moment.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if began.elapsed() > LOCK_PATIENCE {
-                        let mut holder = String::new();
-                        let read = (&file).take(HOLDER_BYTES_MAX).read_to_string(&mut holder);
-                        return Err(StoreError::Twice {
-                            path,
-                            node: self.node.0,
-                            holder: match read {
-                                Ok(_) if !holder.trim().is_empty() => holder.trim().to_owned(),
-                                _ => "it does not say where".to_owned(),
-                            },
-                        });
-                    }
-                    std::thread::sleep(LOCK_PAUSE);
-                }
-                Err(error) => return Err(io_at(&path)(error)),
-            }
-        }
-        file.set_len(0)
-            .and_then(|()| file.write_all(who.as_bytes()))
-            .map_err(io_at(&path))?;
-        Ok(file)
-    }
-
-    /// Have the directory be that of this cluster, if it is no cluster's yet.
-    ///
-    /// # Errors
-    /// [`StoreError::Content`] if it is another one's: its nodes would take one another's groups.
-    pub fn claim(&self, cluster: Uuid) -> Result<(), StoreError> {
-        let path = self.root.join(CLUSTER_FILE);
-        let text = sealed::encode(CLUSTER, &ClusterFile { id: cluster }).map_err(file_at(&path))?;
-        if self.link_new(&path, &text)? {
-            return sync_directory(&self.root).map_err(io_at(&self.root));
-        }
-        let found: ClusterFile = sealed::read(&path, CLUSTER).map_err(file_at(&path))?;
-        if found.id == cluster {
-            return Ok(());
-        }
-        Err(StoreError::Content {
-            path,
-            why: format!(
-                "the records are those of cluster {}, and this node's is {cluster}: give it the `id` or the `records` of its \
-                 own cluster",
-                found.id
-            ),
-        })
     }
 
     /// Where the records are.

@@ -108,8 +108,16 @@ async fn open(
         return Ok(false);
     }
     let store = replicas.store().clone();
-    let told = beside(move || store.has_copy(volume)).await?;
-    told.map_err(|error| failed(error.to_string()))?;
+    let log = (entry.as_ref()).map(|entry| entry.log_path(node.setup.layout()));
+    let told = beside(move || {
+        let has_log = log.is_some_and(|log| log.exists());
+        (store.has_copy(volume), has_log)
+    });
+    match told.await? {
+        // It says nothing that was not so before: that the file system is full keeps no copy closed.
+        (Err(error), true) => replicas.complain(&error.to_string()),
+        (told, _) => told.map_err(|error| failed(error.to_string()))?,
+    }
     let entry = match entry {
         Some(entry) => with_log(node, entry, spec).await?,
         None => make_own_copy(node, spec).await?,
