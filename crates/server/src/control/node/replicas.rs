@@ -30,6 +30,7 @@ mod opening;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{GroupRole, GroupView, VolumeGroup};
@@ -41,7 +42,6 @@ use hdcs_core::replication::participant::{Role, Status, Taking};
 use hdcs_core::replication::record::{GroupRecord, Phase, Shape};
 use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -49,6 +49,7 @@ use uuid::Uuid;
 use super::copies::{follow_spec, let_go, newest_entry};
 use awaiting::Looks;
 pub(super) use beginning::begin;
+use opening::Turns;
 
 use super::create::{make_copy, make_copy_again};
 use super::groups::{Replication, Work};
@@ -95,8 +96,8 @@ struct Known {
     revision: u64,
     /// Whether the copy is open.
     is_open: bool,
-    /// It is being made, opened or let go of.
-    is_busy: bool,
+    /// It is being made, opened or let go of, by this one of all that were begun.
+    busy: Option<u64>,
     /// When it is tried again to open it.
     open_at: Option<Instant>,
     /// When it was opened anew last, since it was damaged under who serves.
@@ -139,8 +140,8 @@ struct Inner {
     link: Arc<Link>,
     setup: Arc<Setup>,
     known: Mutex<BTreeMap<Uuid, Known>>,
-    /// Turns to make and open copies.
-    openings: Semaphore,
+    openings: Turns,
+    busy_count: AtomicU64,
     faults: Mutex<LogLimit>,
     looks: Mutex<Looks>,
 }
@@ -154,7 +155,8 @@ impl Replicas {
             link,
             setup,
             known: Mutex::default(),
-            openings: Semaphore::new(opening::OPENINGS_MAX),
+            openings: Turns::new(),
+            busy_count: AtomicU64::new(0),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
             looks: Mutex::default(),
         }))

@@ -5,7 +5,9 @@
 //!    is newer than the one under which the copy was brought up. A directory over NFS may show the past, in which a node
 //!    is not named yet whose copy counts by now.
 //! 2. The backend is not touched: the volume lives on.
-//! 3. While this node has a copy the records say so ([`has_copy`](crate::cluster::records::RecordStore::has_copy)). So a
+//! 3. Nothing of it is known any more only once all is done that belongs to the letting go, and the node has not begun
+//!    anew to have a copy before.
+//! 4. While this node has a copy the records say so ([`has_copy`](crate::cluster::records::RecordStore::has_copy)). So a
 //!    removal of the group waits for a node that was taken out of it while it was away.
 
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use super::opening::Busy;
 use super::{Known, Replicas, Serving, entry_of};
 use crate::catalogue::{self, Entry};
 use crate::control::node::delete::forget;
-use crate::control::node::{COMMAND_TIME_MAX, Node, beside, failed, lock};
+use crate::control::node::{COMMAND_TIME_MAX, Node, beside, failed};
 use crate::shard::command::Command;
 
 /// Whether this node has a copy of a volume's log, or the rest of one.
@@ -41,17 +43,23 @@ pub(super) fn begin(node: &Arc<Node>, replicas: &Replicas, volume: Uuid, record:
     if !is_out {
         return;
     }
-    let Some(busy) = Busy::begin(replicas, volume) else {
+    let Some(mut busy) = Busy::begin(replicas, volume) else {
         return;
     };
     let (node, replicas) = (Arc::clone(node), replicas.clone());
     tokio::spawn(async move {
-        forget_copy(&node, &replicas, volume, &record).await;
+        forget_copy(&node, &replicas, volume, &record, &mut busy).await;
         drop(busy);
     });
 }
 
-async fn forget_copy(node: &Node, replicas: &Replicas, volume: Uuid, record: &GroupRecord) {
+async fn forget_copy(
+    node: &Node,
+    replicas: &Replicas,
+    volume: Uuid,
+    record: &GroupRecord,
+    busy: &mut Busy,
+) {
     let Some(entry) = entry_of(node, volume) else {
         return;
     };
@@ -60,9 +68,12 @@ async fn forget_copy(node: &Node, replicas: &Replicas, volume: Uuid, record: &Gr
         return;
     };
     match let_go(node, replicas, &entry, record.revision).await {
-        Ok(()) => tracing::info!(
-            "volume {name}: this node was taken out of its group, and has let go of its copy"
-        ),
+        Ok(()) => {
+            busy.forget();
+            tracing::info!(
+                "volume {name}: this node was taken out of its group, and has let go of its copy"
+            );
+        }
         // Its device may have something to end first.
         Err(error) if error.kind == ErrorKind::Failed => replicas.complain(&format!(
             "volume {name}: this node was taken out of its group, and its copy is still there: {error}"
@@ -83,12 +94,7 @@ async fn let_go(
     });
     closed.await?;
     // What is left of it after a crash is removed at the next start, or opened and let go of again.
-    replicas.with(entry.uuid, |known| {
-        *known = Known {
-            is_busy: true,
-            ..Known::default()
-        };
-    });
+    replicas.with(entry.uuid, Known::let_go);
     forget(entry, node.setup.layout(), &node.link).await;
     let (layout, of) = (node.setup.layout().clone(), entry.name.clone());
     let removed = beside(move || catalogue::remove(&layout, &of, None)).await?;
@@ -99,7 +105,6 @@ async fn let_go(
         replicas.complain(&error.to_string());
     }
     node.volumes.remove(name);
-    lock(&replicas.0.known).remove(&entry.uuid);
     node.volumes.explain(name, None);
     node.share_memory().await;
     Ok(())

@@ -3,56 +3,129 @@
 //!
 //! Invariants:
 //! 1. Of one volume one copy is made or opened at a time, and nothing else is done with it then.
-//! 2. [`OPENINGS_MAX`] are at a time.
+//! 2. [`OPENINGS_MAX`] are at a time, but for those that have taken longer than [`TURN_MAX`]; [`UNDER_WAY_MAX`] with those.
 //! 3. That this node has a copy is among the records before there is one
 //!    ([`has_copy`](crate::cluster::records::RecordStore::has_copy)).
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use hdcs_api::ApiError;
 use hdcs_core::replication::record::GroupRecord;
 use hdcs_device::DeviceRegion;
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::{FAULT_PERIOD, Replicas, beginning, entry_of, look_at, make_own_copy, with_log};
+use super::{FAULT_PERIOD, Known, Replicas, beginning, entry_of, look_at, make_own_copy, with_log};
 use crate::cluster::spec::VolumeSpecFile;
 use crate::control::node::{MOVE_TIME_MAX, Node, beside, failed, lock};
 use crate::shard::command::Command;
 use crate::shard::groups::CopySpec;
 
 /// Copies that are made or opened at once: each reads its log through memory of its own.
-pub(super) const OPENINGS_MAX: usize = 8;
+const OPENINGS_MAX: usize = 8;
+/// One that takes longer waits for a device or a key that does not answer, and holds up no other one.
+const TURN_MAX: Duration = Duration::from_secs(5);
+/// Those that wait so in all, and those that wait for their turn: the memory of all of them is bounded.
+const UNDER_WAY_MAX: usize = 64;
+
+/// Turns to make and open copies.
+pub(super) struct Turns {
+    quick: Semaphore,
+    all: Semaphore,
+    turn_max: Duration,
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        Self {
+            turn_max: TURN_MAX,
+            quick: Semaphore::new(OPENINGS_MAX),
+            all: Semaphore::new(UNDER_WAY_MAX),
+        }
+    }
+
+    /// Do something in its turn.
+    async fn take<T>(&self, work: impl Future<Output = T>) -> T {
+        // Nobody closes them.
+        let _place = self.all.acquire().await;
+        let turn = self.quick.acquire().await;
+        let mut work = pin!(work);
+        if let Ok(done) = tokio::time::timeout(self.turn_max, &mut work).await {
+            return done;
+        }
+        drop(turn);
+        work.await
+    }
+}
 
 /// That something is done with a copy that may take long; until this is dropped.
 pub(super) struct Busy {
     replicas: Replicas,
     volume: Uuid,
+    /// Which one it is of all that there were: of a volume that was forgotten meanwhile there may be another one.
+    number: u64,
+    forgets: bool,
 }
 
 impl Busy {
     /// Nothing else is done with the copy from now on, unless something is.
     pub(super) fn begin(replicas: &Replicas, volume: Uuid) -> Option<Self> {
-        let is_busy = replicas.with(volume, |known| std::mem::replace(&mut known.is_busy, true));
-        (!is_busy).then(|| Self {
+        let number = replicas.0.busy_count.fetch_add(1, Ordering::Relaxed);
+        let is_first = replicas.with(volume, |known| known.be_busy(number));
+        is_first.then(|| Self {
             replicas: replicas.clone(),
             volume,
+            number,
+            forgets: false,
         })
+    }
+
+    /// Know nothing of the group any more, from the moment at which something else may be done with it.
+    pub(super) const fn forget(&mut self) {
+        self.forgets = true;
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if let Some(known) = lock(&self.replicas.0.known).get_mut(&self.volume) {
-            known.is_busy = false;
+        let mut known = lock(&self.replicas.0.known);
+        let is_over = known
+            .get_mut(&self.volume)
+            .is_some_and(|known| known.end_busy(self.number));
+        if is_over && self.forgets {
+            known.remove(&self.volume);
         }
+    }
+}
+
+impl Known {
+    fn be_busy(&mut self, number: u64) -> bool {
+        let is_free = self.busy.is_none();
+        self.busy.get_or_insert(number);
+        is_free
+    }
+
+    /// Returns whether it was this one.
+    fn end_busy(&mut self, number: u64) -> bool {
+        self.busy.take_if(|busy| *busy == number).is_some()
+    }
+
+    /// What is known of a group whose copy is closed, and is being let go of.
+    pub(super) fn let_go(&mut self) {
+        *self = Self {
+            busy: self.busy,
+            ..Self::default()
+        };
     }
 }
 
 /// Whether something is done with a copy that may take long.
 pub(super) fn is_busy(replicas: &Replicas, volume: Uuid) -> bool {
     let known = lock(&replicas.0.known);
-    known.get(&volume).is_some_and(|known| known.is_busy)
+    known.get(&volume).is_some_and(|known| known.busy.is_some())
 }
 
 /// Begin to have this node's copy, if it is time for that.
@@ -73,11 +146,8 @@ pub(super) fn begin(
     let (node, replicas) = (Arc::clone(node), replicas.clone());
     let (spec, record) = (spec.clone(), record.clone());
     tokio::spawn(async move {
-        let Ok(turn) = replicas.0.openings.acquire().await else {
-            return;
-        };
-        let opened = open(&node, &replicas, &spec, &record).await;
-        drop(turn);
+        let opening = open(&node, &replicas, &spec, &record);
+        let opened = replicas.0.openings.take(opening).await;
         drop(busy);
         let opened = match opened {
             Ok(true) => look_at(&node, &replicas, &spec, &record).await,
@@ -143,4 +213,44 @@ async fn open(
         known.trouble = None;
     });
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn openings_that_hang_hold_up_no_other_one() {
+        let turns = Arc::new(Turns {
+            turn_max: Duration::from_millis(1),
+            ..Turns::new()
+        });
+        let never_ends = |_| {
+            let turns = Arc::clone(&turns);
+            tokio::spawn(async move { turns.take(pending::<()>()).await })
+        };
+        let hung: Vec<_> = (0..OPENINGS_MAX).map(never_ends).collect();
+        while turns.all.available_permits() > UNDER_WAY_MAX - OPENINGS_MAX {
+            tokio::task::yield_now().await;
+        }
+        turns.take(async {}).await;
+        assert!(hung.iter().all(|one| !one.is_finished()));
+        hung.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    #[test]
+    fn end_of_what_was_done_with_a_forgotten_copy_frees_no_newer_one() {
+        let mut known = Known::default();
+        assert!(known.be_busy(1) && !known.be_busy(2));
+        known.let_go();
+        assert!(!known.be_busy(2), "it is still being let go of");
+        // The group was forgotten in between, and is known anew.
+        known = Known::default();
+        assert!(known.be_busy(3));
+        assert!(!known.end_busy(1));
+        assert!(!known.be_busy(4), "the newer one goes on");
+        assert!(known.end_busy(3) && known.be_busy(4));
+    }
 }
