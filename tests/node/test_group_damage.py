@@ -151,6 +151,9 @@ def test_what_no_copy_has_whole_is_said_and_nobody_serves(tmp_path):
         a.until(lambda: "no member has given that whole" in (a.volume("v")["reason"] or ""))
         done = b.cli("volume", "takeover", "v")
         assert done.returncode == 1 and "no member has given that whole" in done.stderr, done.stderr
+        # That is said as long as nobody has taken the group.
+        b.until(lambda: "no member has given that whole" in (b.volume("v")["reason"] or ""))
+        assert b.volume("v")["state"] == "error"
         # Nothing was given up.
         assert [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)] == before
 

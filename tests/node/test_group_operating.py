@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 
 from daemon import DIRTY, Daemon, freeze, refused
@@ -173,6 +174,57 @@ def test_answer_of_a_change_says_with_how_many_copies_writes_go_on_and_why(tmp_p
         assert "with fewer than 3 members writes wait\n" in told
         told = a.ok("group", "set", "v", "--nodes", "a,b")
         assert "with fewer than 2 members writes wait (--copies-min was 3, and cannot be more than the copies)" in told
+
+
+def test_node_of_another_cluster_touches_no_records(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        other = tmp_path / "other"
+        other.mkdir()
+        port = free_ports(1)[0]
+        second = Daemon(other, {**a.config, "cluster.id": str(uuid.UUID(int=8)), "cluster.listen": f"127.0.0.1:{port}"})
+        second.refuses(2, f"the records are those of cluster {uuid.UUID(int=9)}")
+        third = Daemon(other, {**second.config, "cluster.nodes.a.number": 7})
+        before = sorted((tmp_path / "records").iterdir())
+        third.refuses(2, f"the records are those of cluster {uuid.UUID(int=9)}")
+        assert sorted((tmp_path / "records").iterdir()) == before
+
+
+def test_who_joins_and_leaves_and_what_is_connected_is_said(tmp_path):
+    with nodes(tmp_path, **{"cluster.member_deadline_ms": 500}) as (a, b):
+        cluster = a.status()["cluster"]
+        assert (cluster["node"], cluster["number"], cluster["others"]) == ("a", 1, ["b"])
+        assert (cluster["records"], cluster["records_trouble"]) == (str(tmp_path / "records"), None)
+        create((a, b), tmp_path)
+        a.tells("node b joins: its copy was brought up")
+        a.until(lambda: a.status()["cluster"]["connected"] == ["b"])
+        b.until(lambda: b.status()["cluster"]["connected"] == ["a"])
+        told = a.ok("status")
+        assert "node a, number 1, of" in told and "connected with b, of 1 others; records in" in told
+        history = History(6)
+        b.stop()
+        history.write(a, 20)
+        a.tells("node b leaves: it stops")
+        assert a.status()["cluster"]["connected"] == []
+        comes_back(b, a)
+        b.kill()
+        history.write(a, 20)
+        a.tells("node b leaves: it is not reached")
+        comes_back(b, a)
+        freeze(b.process.pid)
+        history.write(a, 20)
+        a.tells("node b leaves: it has not confirmed in time")
+
+
+def test_member_says_that_nothing_comes_from_the_primary(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        assert here(b)["silent_ms"] < 5_000 and here(a)["silent_ms"] is None
+        assert "nothing has come" not in b.volume("v")["reason"]
+        a.kill()
+        b.until(lambda: "nothing has come from its primary, a, for " in b.volume("v")["reason"])
+        assert here(b)["silent_ms"] >= 5_000
+        assert "heard from the primary" in b.ok("group", "show", "v")
+        assert b.volume("v")["state"] == "standby"
 
 
 def test_second_node_of_one_identity_does_not_start_while_the_first_one_runs(tmp_path):

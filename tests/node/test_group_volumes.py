@@ -1,6 +1,7 @@
 """What volumes with copies on several nodes can be and do: encryption, policies, changes, snapshots; and what is seen of
 them."""
 
+import os
 import threading
 import time
 
@@ -50,6 +51,8 @@ def test_copy_of_an_encrypted_volume_is_made_once_its_node_has_the_key(tmp_path)
         b.tells("its keys: ")
         b.until(lambda: "its keys: " in (b.volume("v")["reason"] or ""))
         assert b.volume("v")["state"] == "error"
+        # The other one says that the node is there.
+        a.until(lambda: [one["state"] for one in a.json("group", "show", "v")["here"]["others"]] == ["no-copy"])
         # It goes on with those that have the key: the copy without it is left out.
         history.write(a, 50)
         assert record(a)["members"] == ["a"]
@@ -78,6 +81,24 @@ def test_damage_of_an_encrypted_copy_is_found_when_it_is_opened(tmp_path):
         log.unlink()
         comes_back(b, a)
         goes_on_at(a, b, history)
+
+
+def test_records_of_a_deleted_volume_whose_node_is_gone_for_good_go_when_that_is_said(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        create((a, b), tmp_path)
+        b.kill()
+        a.ok("volume", "delete", "v", "--discard-dirty")
+        (group,) = groups_left(tmp_path)
+        os.utime(group / "removed.json", (0, 0))
+        mark = group / "gone-2"
+        a.tells(f"if that node is gone for good, `touch {mark}` says so")
+        mark.touch()
+        a.until(lambda: not groups_left(tmp_path))
+        # If it comes back all the same, its copy is deleted there.
+        b.start()
+        b.until(lambda: "no record of its group" in (b.volume("v")["reason"] or ""))
+        b.ok("volume", "delete", "v", "--discard-dirty")
+        assert b.json("volume", "list") == []
 
 
 def states(daemon, name="v"):
@@ -362,7 +383,7 @@ def test_crash_in_the_middle_of_a_detachment_keeps_the_log_of_who_detaches(tmp_p
             killed_during(a, seconds, "volume", "detach", "v", "--discard-dirty")
             a.start()
             if a.json("volume", "list"):
-                a.until(lambda: a.volume("v")["phase"] == "open" or "detach it again" in a.volume("v")["reason"])
+                a.until(lambda: a.volume("v")["phase"] == "open" or "detach it again" in (a.volume("v")["reason"] or ""))
                 a.ok("volume", "detach", "v", "--discard-dirty")
             for daemon in (a, b):
                 daemon.until(lambda daemon=daemon: daemon.json("volume", "list") == [])

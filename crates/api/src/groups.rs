@@ -169,6 +169,9 @@ pub struct GroupView {
     /// What the candidate waits for; none: this node does not take the group.
     #[serde(default)]
     pub takeover: Option<Takeover>,
+    /// For how long nothing has come from the primary; null: this node does not follow one.
+    #[serde(default)]
+    pub silent_ms: Option<u64>,
 }
 
 /// A takeover that has not come to its end.
@@ -233,6 +236,8 @@ pub enum GroupOtherState {
     ReadingBack,
     /// The node is not reached.
     Away,
+    /// The node is reached, and has no copy of the log that it can use: there it is said why.
+    NoCopy,
     /// It cannot be brought up: it needs blocks of the log that are damaged on this node, and no member has them whole.
     Blocked,
 }
@@ -265,4 +270,24 @@ pub struct Resync {
     pub bytes_per_second: u64,
     /// How long it takes at that pace until it has all, without what it reads back then; none: it comes no nearer.
     pub seconds_left: Option<u64>,
+}
+
+/// What a node is in its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterStatus {
+    /// Identity of the cluster.
+    pub id: String,
+    /// The node's name there.
+    pub node: String,
+    /// Its number there.
+    #[schema(minimum = 0, maximum = 65535)]
+    pub number: u16,
+    /// The other nodes.
+    pub others: Vec<String>,
+    /// Those that it is connected with: it is where one of them has a copy of a volume that the other one serves.
+    pub connected: Vec<String>,
+    /// Where the records of groups are.
+    pub records: String,
+    /// What keeps it from these.
+    pub records_trouble: Option<String>,
 }

@@ -950,6 +950,9 @@ pub struct Status {
     /// How far the start is with opening volumes; null once that is over.
     #[serde(default)]
     pub start: Option<StartProgress>,
+    /// The cluster that it is a node of; null: it is alone.
+    #[serde(default)]
+    pub cluster: Option<groups::ClusterStatus>,
     /// Bytes that backends do not have yet.
     pub dirty_bytes: u64,
     /// How often more space for a write log was not to be had, or could not be given back.

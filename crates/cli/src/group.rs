@@ -420,6 +420,10 @@ fn show(group: &Group) -> String {
         "  committed",
         of_here(&|here| here.committed_blocks.to_string()),
     );
+    if let Some(silent_ms) = here.and_then(|here| here.silent_ms) {
+        let silent = format!("{:.1} s ago", silent_ms as f64 / 1000.0);
+        row("  heard from the primary", silent);
+    }
     for other in here.iter().flat_map(|here| &here.others) {
         let (durable, behind) = (other.durable_blocks, size::show(other.behind_bytes));
         let resync = other.resync.map(|resync| {
@@ -558,6 +562,7 @@ mod tests {
                     promises_needed: 2,
                     lease_ms,
                 }),
+                silent_ms: None,
             });
             waits(&one)
         };
@@ -631,6 +636,7 @@ mod tests {
                 resync: None,
             }],
             takeover: None,
+            silent_ms: Some(1_234),
         };
         let shown = show(&group(Some(here)));
         for part in [
@@ -640,6 +646,7 @@ mod tests {
             "100",
             "node b",
             "in-step, durable 105, 60 KiB behind",
+            "1.2 s ago",
         ] {
             assert!(shown.contains(part), "{shown}");
         }

@@ -1,6 +1,7 @@
 //! Tables and JSON for people and programs.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use hdcs_api::groups::ClusterStatus;
 use hdcs_api::time::unix_ms;
 use hdcs_api::{QosCounters, ShardCounters, StartProgress, Status, Volume, VolumeBenefit};
 use serde::Serialize;
@@ -462,6 +463,25 @@ fn by_state(status: &Status) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
+/// What a node is in its cluster.
+fn cluster_in_words(cluster: &ClusterStatus) -> String {
+    let connected = match &cluster.connected[..] {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let records = match &cluster.records_trouble {
+        None => format!("records in {}", cluster.records),
+        Some(trouble) => trouble.clone(),
+    };
+    format!(
+        "node {}, number {}, of {}; connected with {connected}, of {} others; {records}",
+        cluster.node,
+        cluster.number,
+        cluster.id,
+        cluster.others.len()
+    )
+}
+
 /// `hdcs status`.
 pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     let status: Status = client.get("/v1/status").await?;
@@ -478,6 +498,9 @@ pub async fn status(client: &Client, as_json: bool) -> Result<(), Failure> {
     row("process", status.pid.to_string());
     row("data", status.data);
     row("node", status.node);
+    if let Some(cluster) = &status.cluster {
+        row("cluster", cluster_in_words(cluster));
+    }
     row("up", format!("{} s", status.uptime_ms / 1000));
     row("nbd", status.nbd_listen.join(", "));
     row("connections", status.connections.to_string());

@@ -38,6 +38,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hdcs_api::groups::{Ack, WhenShort as ShortWord};
 use hdcs_core::replication::record::{
@@ -66,11 +67,14 @@ const REMOVED: Kind = Kind {
 };
 const REMOVED_FILE: &str = "removed.json";
 const COPY: &str = "copy-";
+const GONE: &str = "gone-";
 const RECORDS: &str = "record-";
 const SPECS: &str = "spec-";
 const TEMPORARY: &str = "tmp";
 /// Records before the newest that stay: who is about to write one may be late by so many.
 const KEPT: u64 = 8;
+/// A node that has not let go of its copy of a removed group for so long may be gone for good.
+const LATE_MIN: Duration = Duration::from_mins(10);
 /// Names in one directory at most: one for each group, or a few for the records of one.
 const NAMES_MAX: usize = 8192;
 /// Members and joiners of a record at most: more are no record of a volume's log.
@@ -504,22 +508,33 @@ impl RecordStore {
         Ok(names.filter_map(|name| name.strip_prefix(COPY)?.parse().ok()))
     }
 
-    /// This node has let go of its copy of a group that was removed. The last one removes what is left of the group.
-    pub fn gone(&self, volume: Uuid) -> Result<(), StoreError> {
+    /// This node has let go of its copy of a group that was removed. The last one removes what is left of the group. Returns
+    /// the nodes that have not done so for [`LATE_MIN`].
+    pub fn gone(&self, volume: Uuid) -> Result<Vec<Member>, StoreError> {
         let Some(removed) = self.removed(volume)? else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let directory = self.directory(volume);
-        let mark = |node: u16| directory.join(format!("gone-{node}"));
-        let own = mark(self.node.0);
+        let own = self.gone_mark(volume, self.node);
         if removed.nodes.contains(&self.node.0) && !own.exists() {
             self.link_new(&own, b"")?;
             sync_directory(&directory).map_err(io_at(&own))?;
         }
-        if removed.nodes.iter().all(|node| mark(*node).exists()) {
-            return self.sweep(volume);
+        let nodes = removed.nodes.iter().copied().map(Member);
+        let has_copy = |node: &Member| !self.gone_mark(volume, *node).exists();
+        let waits: Vec<_> = nodes.filter(has_copy).collect();
+        if waits.is_empty() {
+            self.sweep(volume)?;
         }
-        Ok(())
+        let written = fs::metadata(directory.join(REMOVED_FILE)).and_then(|file| file.modified());
+        let is_late =
+            (written.ok().and_then(|at| at.elapsed().ok())).is_some_and(|age| age > LATE_MIN);
+        Ok(if is_late { waits } else { Vec::new() })
+    }
+
+    /// The file that says that a node has no copy any more of a group that was removed.
+    pub fn gone_mark(&self, volume: Uuid, node: Member) -> PathBuf {
+        self.directory(volume).join(format!("{GONE}{}", node.0))
     }
 
     fn sweep(&self, volume: Uuid) -> Result<(), StoreError> {

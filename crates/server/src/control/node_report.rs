@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use hdcs_core::base::io::Nanos;
 use hdcs_core::cache::CacheStats;
+use hdcs_core::replication::Member;
 use hdcs_frontend::VolumeNumber;
 
 use crate::shard::command::{ShardReport, VolumeReport};
@@ -40,6 +41,8 @@ pub struct NodeReport {
     pub asked: Instant,
     /// Its volumes, by name.
     pub volumes: Vec<VolumeReport>,
+    /// The nodes of the cluster that it speaks with.
+    pub peers: Vec<Member>,
     /// Its read cache.
     pub cache: CacheStats,
     /// Why the cache has no new identity yet although it needs one; destage waits for that.
@@ -87,6 +90,7 @@ impl NodeReport {
         Self {
             asked,
             volumes: report.volumes,
+            peers: report.peers,
             cache: report.cache,
             cache_identity_error: report.cache_identity_error,
             cache_trouble: report.cache_trouble,
@@ -104,6 +108,7 @@ impl NodeReport {
     fn add(&mut self, report: ShardReport) {
         self.shards.push(part(&report));
         self.volumes.extend(report.volumes);
+        self.peers.extend(report.peers);
         let (cache, other) = (&mut self.cache, &report.cache);
         cache.dram_used_blocks += other.dram_used_blocks;
         cache.dram_blocks += other.dram_blocks;
@@ -153,6 +158,7 @@ mod tests {
             number,
             processor: None,
             volumes: Vec::new(),
+            peers: Vec::new(),
             cache: CacheStats {
                 dram_blocks,
                 ssd_lines: 7,

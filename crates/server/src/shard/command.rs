@@ -21,6 +21,7 @@ use hdcs_core::format::LogSuperblock;
 use hdcs_core::node::opening::Failure;
 use hdcs_core::node::qos::{Qos, QosStats};
 use hdcs_core::objects::io::SnapshotError;
+use hdcs_core::replication::Member;
 use hdcs_core::replication::record::{GroupRecord, Shape};
 use hdcs_core::volume::sharing::GivenBack;
 use hdcs_core::volume::{Phase, State, Trouble, VolumeConfig, VolumeStats};
@@ -233,6 +234,8 @@ pub struct ShardReport {
     pub processor: Option<usize>,
     /// Its volumes, by name.
     pub volumes: Vec<VolumeReport>,
+    /// The nodes of the cluster that it speaks with.
+    pub peers: Vec<Member>,
     /// Its read cache.
     pub cache: CacheStats,
     /// Bytes that the tier holds that promotions fill.
@@ -576,11 +579,11 @@ pub enum Command {
     CloseCopy(Uuid, Answer<()>),
     /// The same of one that was brought up before the record of this revision, which does not name this node.
     ForgetCopy(Uuid, u64, Answer<()>),
+    /// A volume's group was removed: what stands on its copy ends without its members.
+    EndGroup(Uuid, Answer<()>),
     /// The store has this record of a volume's group.
     SeeRecord(Uuid, Box<GroupRecord>),
     /// Have a volume's group become this: only who serves it does that.
-    /// A volume's group was removed: what stands on its copy ends without its members.
-    EndGroup(Uuid, Answer<()>),
     Configure(Uuid, Box<Shape>, Answer<()>),
     /// It is not known how asking for a record ended; the one that was seen last is still there.
     AskAgain(Uuid),
@@ -632,10 +635,10 @@ impl Command {
             | Self::OpenCopy(..)
             | Self::CloseCopy(..)
             | Self::ForgetCopy(..)
+            | Self::EndGroup(..)
             | Self::SeeRecord(..)
             | Self::Configure(..)
             | Self::AskAgain(_)
-            | Self::EndGroup(..)
             | Self::CopyStatus(..) => Concern::Shared,
             Self::Forget(..) | Self::Follow(..) | Self::Report(_) | Self::Stop { .. } => {
                 Concern::Each

@@ -584,6 +584,9 @@ impl Shard {
             number: self.config.number,
             processor: self.config.processor,
             volumes,
+            peers: (state.groups.as_ref())
+                .map(Groups::peers)
+                .unwrap_or_default(),
             cache_state_age: state.now.since(cache.ssd_since),
             cache,
             cache_room_bytes: self.state.cache.room_bytes(),

@@ -53,6 +53,8 @@ use crate::log_limit::LogLimit;
 
 /// How often a member may say that it has no such log before that is worth a line.
 const NO_LOGS_SILENT: u32 = 10;
+/// For how long its word is taken that it has none: while its node lives it is asked, and says so again.
+const NO_LOG_MAX: Nanos = Nanos::from_millis(3_000);
 /// Between two such lines.
 const FAULT_PERIOD: Duration = Duration::from_secs(10);
 /// How long other nodes have to hear that this one stops.
@@ -72,8 +74,9 @@ pub struct GroupEvent {
 /// See [`GroupEvent`].
 #[derive(Clone, Debug)]
 pub enum GroupChange {
-    /// The store is to be asked for this record.
-    Ask(GroupRecord),
+    /// The store is to be asked for this record, in which these nodes are members that were none before, or the other way
+    /// round.
+    Ask(GroupRecord, Vec<Move>),
     /// The group is this node's: the volume may be opened.
     Began {
         /// Since this epoch.
@@ -94,6 +97,19 @@ pub struct Seen {
     pub status: Status,
     /// What its node waits for, if that takes the group.
     pub taking: Option<Taking>,
+    /// Nodes that are reached and have said last that they have no copy of the log, or none that they can use.
+    pub without: Vec<Member>,
+    /// For how long nothing of its group has come from any node.
+    pub silent: Nanos,
+}
+
+/// Why the group's record is to name other members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Who joins or leaves.
+    pub member: Member,
+    /// What happened.
+    pub what: &'static str,
 }
 
 /// What a shard needs to have copies.
@@ -128,8 +144,23 @@ struct Copy {
     again: BTreeMap<Member, Nanos>,
     /// How often a member has said that it has no such log.
     no_logs: u32,
+    /// Who has said so last, and when: it is asked again soon.
+    without: BTreeMap<Member, Nanos>,
+    /// Who has said that it stops.
+    leaving: BTreeSet<Member>,
+    /// When something came last that is for this copy.
+    heard_at: Nanos,
     faults: LogLimit,
     is_touched: bool,
+}
+
+impl Copy {
+    /// Nodes that have said of late that they have no such log.
+    fn without(&self, now: Nanos) -> impl Iterator<Item = Member> {
+        let said = self.without.iter();
+        said.filter(move |(_, at)| now.since(**at) < NO_LOG_MAX)
+            .map(|(member, _)| *member)
+    }
 }
 
 /// See the module.
@@ -248,10 +279,13 @@ impl Groups {
 
     /// What may be known of a copy.
     pub fn look(&self, now: Nanos, volume: Uuid) -> Option<Seen> {
-        let participant = &self.copy(volume)?.participant;
+        let copy = self.copy(volume)?;
+        let participant = &copy.participant;
         Some(Seen {
             status: participant.status(),
             taking: Taking::of(participant, now),
+            without: copy.without(now).collect(),
+            silent: now.since(copy.heard_at),
         })
     }
 
@@ -281,6 +315,11 @@ impl Groups {
             is_begun = copy.participant.configure(now, shape);
         });
         is_begun
+    }
+
+    /// The volume's group was removed.
+    pub fn end_group(&mut self, now: Nanos, volume: Uuid) {
+        self.with(volume, |copy| end_group(&mut copy.participant, now));
     }
 
     /// It is not known how asking for a record ended, and the one that was seen last is still there.
@@ -317,11 +356,6 @@ impl Groups {
             );
             participant.doubt();
         }
-    /// The volume's group was removed.
-    pub fn end_group(&mut self, now: Nanos, volume: Uuid) {
-        self.with(volume, |copy| end_group(&mut copy.participant, now));
-    }
-
         participant.set_resync_rate(self.resync_bytes_s);
         participant.poll(now);
         let group = self.copies.insert(Copy {
@@ -334,6 +368,9 @@ impl Groups {
             peers: Vec::new(),
             again: BTreeMap::new(),
             no_logs: 0,
+            without: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            heard_at: now,
             faults: LogLimit::new(FAULT_PERIOD),
             is_touched: false,
         });
@@ -402,10 +439,15 @@ impl Groups {
                 LinkEvent::Connected(member) => {
                     self.connected.insert(member);
                     self.peers_differ = true;
-                    self.each(|_| {});
+                    self.each(|copy| {
+                        copy.leaving.remove(&member);
+                    });
                 }
                 LinkEvent::Left(member) => {
-                    self.each(|copy| copy.participant.left(now, member));
+                    self.each(|copy| {
+                        copy.leaving.insert(member);
+                        copy.participant.left(now, member);
+                    });
                 }
                 LinkEvent::Disconnected(member) => {
                     self.connected.remove(&member);
@@ -420,6 +462,7 @@ impl Groups {
                     if let Some(&group) = self.by_log.get(&about.log)
                         && let Some(copy) = self.copies.get_mut(group)
                     {
+                        copy.without.insert(from, now);
                         copy.participant.no_log(now, from);
                         copy.no_logs += 1;
                         // A new one is made within a moment.
@@ -453,9 +496,45 @@ impl Groups {
         else {
             return self.links.no_log(from, about.log);
         };
+        copy.without.remove(&from);
+        copy.heard_at = now;
         copy.participant
             .receive(now, from, about.epoch, &message, data);
         self.touch(group);
+    }
+
+    /// Who becomes a member of a copy's group by this record, or leaves it, and why.
+    fn moves(&self, copy: &Copy, next: &GroupRecord) -> Vec<Move> {
+        let Some(last) = copy.participant.record() else {
+            return Vec::new();
+        };
+        let (before, after) = (&last.config.members, &next.config.members);
+        let joins = after.iter().filter(|member| !before.contains(*member));
+        let joins = joins.map(|member| Move {
+            member,
+            what: "joins: its copy was brought up",
+        });
+        let leaves = before.iter().filter(|member| !after.contains(*member));
+        let leaves = leaves.map(|member| Move {
+            member,
+            what: if !next.joiners.contains(&member) {
+                "leaves: it is to have no copy any more"
+            } else if copy.leaving.contains(&member) {
+                "leaves: it stops"
+            } else if copy.without.contains_key(&member) {
+                "leaves: it has no copy of the log that it can use"
+            } else if !self.connected.contains(&member) {
+                "leaves: it is not reached"
+            } else {
+                "leaves: it has not confirmed in time, or its copy is not what it had said"
+            },
+        });
+        joins.chain(leaves).collect()
+    }
+
+    /// The nodes that this one has a pair to, or that have one to this one.
+    pub fn peers(&self) -> Vec<Member> {
+        self.links.paired().collect()
     }
 
     /// Reach those that a copy wants to reach, and send what is ready to whoever has room for it. Returns whether there was

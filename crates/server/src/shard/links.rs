@@ -276,6 +276,13 @@ impl Links {
         }
     }
 
+    /// The nodes that a pair is made with, by either side.
+    pub fn paired(&self) -> impl Iterator<Item = Member> {
+        let is_paired = |peer: &Peer| peer.leading.is_connected() || peer.following.is_there();
+        let peers = self.peers.iter();
+        peers.filter_map(move |(member, peer)| is_paired(peer).then_some(*member))
+    }
+
     /// What has happened, in order.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()

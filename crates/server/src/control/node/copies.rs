@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use hdcs_api::{ApiError, DeleteOptions, ErrorKind};
+use hdcs_core::replication::Member;
 use uuid::Uuid;
 
 use super::delete::Leaving;
@@ -63,20 +64,21 @@ pub(super) async fn newest_entry(
     Ok(entry)
 }
 
-/// The group of a volume was removed: let go of this node's copy, if it has one.
+/// The group of a volume was removed: let go of this node's copy, if it has one. Returns the nodes that have not done so for
+/// long.
 pub(super) async fn let_go(
     node: &Arc<Node>,
     replicas: &Replicas,
     volume: Uuid,
     removed: &Removed,
-) -> Result<(), StoreError> {
+) -> Result<Vec<Member>, StoreError> {
     let entry = entry_of(node, volume).filter(|entry| entry.is_replicated);
     let Some(entry) = entry else {
         let store = replicas.store().clone();
         return match beside(move || store.gone(volume)).await {
             Ok(gone) => gone,
             // The node stops.
-            Err(_) => Ok(()),
+            Err(_) => Ok(Vec::new()),
         };
     };
     let name = entry.name.to_string();
@@ -86,7 +88,7 @@ pub(super) async fn let_go(
             let what = Leaving::Stays;
             (node.volumes).set_not_open(&name, NotOpen::Leaving { why, what });
         }
-        return Ok(());
+        return Ok(Vec::new());
     }
     if let Some(given_up) = node.catalogue.given_up(&entry.name).await {
         // This node has deleted it, and what it has at its backend's place is still to go.
@@ -95,7 +97,7 @@ pub(super) async fn let_go(
             let what = given_up.into();
             (node.volumes).set_not_open(&name, NotOpen::Leaving { why, what });
         }
-        return Ok(());
+        return Ok(Vec::new());
     }
     // It may take as long as a device takes, and others are looked at meanwhile.
     let node = Arc::clone(node);
@@ -116,5 +118,5 @@ pub(super) async fn let_go(
             }
         }
     });
-    Ok(())
+    Ok(Vec::new())
 }

@@ -27,10 +27,11 @@ mod beginning;
 mod configuring;
 mod forgetting;
 mod opening;
+mod standing;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{GroupRole, GroupView, VolumeGroup};
@@ -40,7 +41,6 @@ use hdcs_core::node::opening::Failure;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status, Taking};
 use hdcs_core::replication::record::{GroupRecord, Phase, Shape};
-use hdcs_core::volume::State;
 use hdcs_frontend::VolumeNumber;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
@@ -64,7 +64,7 @@ use crate::cluster::spec::VolumeSpecFile;
 use crate::control::link::Link;
 use crate::log_limit::LogLimit;
 use crate::shard::command::{Command, OpenFailure};
-use crate::shard::groups::{GroupChange, GroupEvent, Seen};
+use crate::shard::groups::{GroupChange, GroupEvent, Move};
 
 /// How often the records are looked at.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -76,6 +76,8 @@ const _: () = assert!(
 );
 /// For how long the record of a group may not be found before that counts: a directory over NFS may show the past.
 const ABSENCE_MAX: Duration = Duration::from_secs(2);
+/// Between two lines in the log about nodes that do not let go of copies.
+const LATE_PERIOD: Duration = Duration::from_hours(1);
 /// Between two lines in the log about what goes wrong again and again.
 const FAULT_PERIOD: Duration = Duration::from_secs(10);
 
@@ -110,6 +112,10 @@ struct Known {
     /// Why its copy is not open, if that was tried.
     trouble: Option<String>,
     status: Option<Status>,
+    /// Nodes that are reached, and have said last that they have no copy that they can use.
+    without: Vec<Member>,
+    /// For how long nothing of the group has come from any other node.
+    silent: Duration,
     /// What this node waits for, if it takes the group.
     taking: Option<Taking>,
     /// The group was removed.
@@ -143,6 +149,7 @@ struct Inner {
     openings: Turns,
     busy_count: AtomicU64,
     faults: Mutex<LogLimit>,
+    late: Mutex<LogLimit>,
     looks: Mutex<Looks>,
 }
 
@@ -158,6 +165,7 @@ impl Replicas {
             openings: Turns::new(),
             busy_count: AtomicU64::new(0),
             faults: Mutex::new(LogLimit::new(FAULT_PERIOD)),
+            late: Mutex::new(LogLimit::new(LATE_PERIOD)),
             looks: Mutex::default(),
         }))
     }
@@ -210,6 +218,10 @@ impl Replicas {
             if record.revision > last {
                 known.record = Some(record.clone());
             }
+            if record.primary().is_some_and(|primary| primary != self.0.me) {
+                // Somebody else has taken the group since.
+                known.stopped = None;
+            }
             known.is_open && record.revision > known.revision
         });
         let is_told =
@@ -223,7 +235,7 @@ impl Replicas {
     }
 
     /// Have the store replace its record by this one, and tell the copy what it has then.
-    async fn ask(&self, volume: Uuid, record: GroupRecord) {
+    async fn ask(&self, volume: Uuid, record: GroupRecord, moves: Vec<Move>) {
         let (store, asked) = (self.0.store.clone(), record.clone());
         let outcome = beside(move || match store.propose(volume, &asked) {
             Proposed::Written => Ok(Some(asked)),
@@ -249,6 +261,9 @@ impl Replicas {
             }
         };
         if let Some(found) = &found {
+            if *found == record {
+                self.note_moves(volume, &record, &moves);
+            }
             self.tell(volume, found);
         }
         if found.is_none_or(|found| found.revision < record.revision) {
@@ -271,7 +286,7 @@ impl Replicas {
             known.serving = Serving::No;
             known.stopped = None;
         });
-        self.ask(volume, taking).await;
+        self.ask(volume, taking, Vec::new()).await;
     }
 
     /// What this node's copy is and has.
@@ -287,14 +302,14 @@ impl Replicas {
             return;
         }
         self.with(volume, |known| {
-            let (status, taking) = match seen {
-                Some(Seen { status, taking }) => (Some(status), taking),
-                None => (None, None),
+            let Some(seen) = seen else {
+                (known.status, known.taking) = (None, None);
+                return;
             };
-            if let Some(status) = &status {
-                known.resyncs.look(Instant::now(), status);
-            }
-            (known.status, known.taking) = (status, taking);
+            known.resyncs.look(Instant::now(), &seen.status);
+            known.silent = Duration::from_nanos(seen.silent.0);
+            known.without = seen.without;
+            (known.status, known.taking) = (Some(seen.status), seen.taking);
         });
     }
 
@@ -320,76 +335,6 @@ impl Replicas {
             replicas: record.config.replicas,
         })
     }
-
-    /// The state of a volume that this node has a copy for and has not open, why it is in that one, and whether something is
-    /// being opened: the copy, or the volume.
-    pub fn standing(&self, volume: Uuid) -> (State, String, bool) {
-        let (stopped, trouble, status) = self.with(volume, |known| {
-            let stopped = known.stopped.clone();
-            (stopped, known.trouble.clone(), known.status.clone())
-        });
-        if let Some(trouble) = trouble {
-            let why = format!("this node's copy of its write log is of no use: {trouble}");
-            return (State::Error, why, false);
-        }
-        if let Some(why) = self.loss_of_group(volume) {
-            return (State::Error, why, false);
-        }
-        let Some(status) = status else {
-            if let Some(trouble) = self.records_trouble() {
-                return (State::Error, trouble, false);
-            }
-            let why = "this node's copy of its write log is being opened";
-            return (State::Standby, why.to_owned(), true);
-        };
-        match (status.role, stopped) {
-            (Role::Follows, _) if status.is_whole => {
-                (State::Standby, NotOpen::Copy.to_string(), false)
-            }
-            (Role::Follows, Some(why)) if status.may_heal => (State::Error, why, false),
-            (Role::Follows, None) if status.may_heal => {
-                let why = "some data of this node's copy of its write log is damaged: it can take over only while other members \
-                           have that whole";
-                (State::Inconsistent, why.to_owned(), false)
-            }
-            (Role::Follows, _) => {
-                let why = "this node's copy of its write log is being brought up, and cannot take over before that ends";
-                (State::Inconsistent, why.to_owned(), false)
-            }
-            (_, Some(why)) => {
-                let why = format!("its group is this node's, and it is not served yet: {why}");
-                (State::Error, why, false)
-            }
-            (Role::Takes, None) => {
-                let why = format!("this node takes its group, and {}", waits(&status));
-                (State::Standby, why, true)
-            }
-            (Role::Serves, None) => (
-                State::Standby,
-                "its group is this node's: it is being opened".to_owned(),
-                true,
-            ),
-        }
-    }
-}
-
-/// What a candidate waits for.
-fn waits(status: &Status) -> String {
-    if status.missing.is_empty() {
-        let what = if status.may_heal {
-            "reads back its copy of the write log, which is damaged, and gets that from members that answer"
-        } else {
-            "waits for members to answer"
-        };
-        return what.to_owned();
-    }
-    let spots = status.missing.iter();
-    let spots: Vec<_> = spots.map(|(from, to)| format!("{from} to {to}")).collect();
-    format!(
-        "has a copy of the write log that is damaged at blocks {}, which no member that has answered has whole, and waits \
-         for the others to answer",
-        spots.join(", ")
-    )
 }
 
 fn role(role: Role) -> GroupRole {
@@ -402,14 +347,17 @@ fn role(role: Role) -> GroupRole {
 
 impl Replication for Replicas {
     fn view(&self, volume: Uuid) -> Option<GroupView> {
-        let (status, others, takeover) = self.peek(volume, |known| {
+        let (status, others, takeover, silent_ms) = self.peek(volume, |known| {
             let status = known.status.clone()?;
             let others = status.others.iter().map(|other| {
                 let name = self.called(other.member);
-                known.resyncs.other(&status, name, other)
+                let is_without = known.without.contains(&other.member);
+                known.resyncs.other(&status, name, other, is_without)
             });
             let others = others.collect();
-            Some((status, others, self.takeover(known)))
+            let silent_ms =
+                (status.role == Role::Follows).then_some(known.silent.as_millis() as u64);
+            Some((status, others, self.takeover(known), silent_ms))
         })?;
         Some(GroupView {
             role: role(status.role),
@@ -418,6 +366,7 @@ impl Replication for Replicas {
             committed_blocks: status.committed.unwrap_or(0),
             others,
             takeover,
+            silent_ms,
         })
     }
 
@@ -464,10 +413,10 @@ pub async fn run(node: Arc<Node>, mut events: UnboundedReceiver<GroupEvent>) {
         tokio::select! {
             event = events.recv() => {
                 let Some(GroupEvent { volume, what }) = event else { return };
-                if let (GroupChange::Ask(record), Some(replicas)) = (&what, &node.replicas) {
+                if let (GroupChange::Ask(record, moves), Some(replicas)) = (&what, &node.replicas) {
                     // An opening may wait for it: a member that is late has to leave.
-                    let (replicas, record) = (replicas.clone(), record.clone());
-                    tokio::spawn(async move { replicas.ask(volume, record).await });
+                    let (replicas, record, moves) = (replicas.clone(), record.clone(), moves.clone());
+                    tokio::spawn(async move { replicas.ask(volume, record, moves).await });
                     continue;
                 }
                 let queue = queues.entry(volume).or_insert_with(|| {
@@ -501,7 +450,7 @@ async fn follow(node: Arc<Node>, volume: Uuid, mut events: UnboundedReceiver<Gro
         };
         match what {
             // Not in turn.
-            GroupChange::Ask(_) => {}
+            GroupChange::Ask(..) => {}
             GroupChange::Began { epoch } => {
                 replicas.with(volume, |known| {
                     known.epoch = epoch;
@@ -712,8 +661,9 @@ async fn look_at_all(node: &Arc<Node>) {
         if opening::is_busy(replicas, volume) {
             continue;
         }
-        if let Err(error) = let_go(node, replicas, volume, &removed).await {
-            replicas.complain(&error.to_string());
+        match let_go(node, replicas, volume, &removed).await {
+            Ok(late) => replicas.note_late(volume, &late),
+            Err(error) => replicas.complain(&error.to_string()),
         }
     }
     for (volume, group) in all.groups {
@@ -800,20 +750,6 @@ pub(super) fn refuse_with_copies(node: &Node, name: &str, what: &str) -> Result<
         .is_ok_and(|entry| entry.is_replicated);
     if is_replicated {
         let message = format!(
-/// The group of a volume that is still open was removed: what it writes to its log ends without the other members, which
-/// are letting go of their copies.
-pub(super) async fn end_group(node: &Node, entry: &Entry) {
-    if !entry.is_replicated {
-        return;
-    }
-    let ended = (node.link).ask("ending its group", COMMAND_TIME_MAX, |answer| {
-        Command::EndGroup(entry.uuid, answer)
-    });
-    if let Err(error) = ended.await {
-        tracing::warn!("volume {}: {error}", entry.name);
-    }
-}
-
             "volume {name}: other nodes have copies of its write log, and {what} would not reach them yet: nothing was \
              changed"
         );
@@ -861,6 +797,20 @@ pub(super) async fn refuse_copy(node: &Node, name: &str, what: &str) -> Result<(
         ));
     }
     Ok(())
+}
+
+/// The group of a volume that is still open was removed: what it writes to its log ends without the other members, which
+/// are letting go of their copies.
+pub(super) async fn end_group(node: &Node, entry: &Entry) {
+    if !entry.is_replicated {
+        return;
+    }
+    let ended = (node.link).ask("ending its group", COMMAND_TIME_MAX, |answer| {
+        Command::EndGroup(entry.uuid, answer)
+    });
+    if let Err(error) = ended.await {
+        tracing::warn!("volume {}: {error}", entry.name);
+    }
 }
 
 /// A volume that had copies is deleted: let go of this node's.

@@ -327,6 +327,7 @@ impl Node {
             volumes_by_state,
             volumes_opening: views.iter().filter(is_opening).count() as u64,
             start: self.start.view(),
+            cluster: replicas.and_then(|replicas| replicas.cluster_status(&report.peers)),
             dirty_bytes: views.iter().filter_map(dirty).sum(),
             log_space_failures: self.log_spaces.failures(),
             memory: Memory {

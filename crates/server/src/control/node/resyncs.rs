@@ -56,8 +56,14 @@ impl Resyncs {
         }
     }
 
-    /// What is said of another node.
-    pub fn other(&self, status: &Status, node: String, of: &OtherCopy) -> GroupOther {
+    /// What is said of another node, which may have said itself that it has no copy that it can use.
+    pub fn other(
+        &self,
+        status: &Status,
+        node: String,
+        of: &OtherCopy,
+        is_without: bool,
+    ) -> GroupOther {
         let &OtherCopy {
             member,
             stage,
@@ -66,7 +72,10 @@ impl Resyncs {
         let is_joining = matches!(stage, Stage::Streams | Stage::ReadsBack | Stage::Whole);
         GroupOther {
             node,
-            state: state(stage),
+            state: match state(stage) {
+                GroupOtherState::Away if is_without => GroupOtherState::NoCopy,
+                state => state,
+            },
             durable_blocks: durable,
             behind_bytes: status.head.saturating_sub(durable) * BLOCK_BYTES as u64,
             resync: is_joining.then(|| self.resync(status, member, durable)),
@@ -129,7 +138,7 @@ mod tests {
         let resync = |resyncs: &Resyncs, durable| {
             let status = status(durable);
             resyncs
-                .other(&status, "b".to_owned(), &status.others[0])
+                .other(&status, "b".to_owned(), &status.others[0], false)
                 .resync
                 .unwrap()
         };
@@ -156,7 +165,7 @@ mod tests {
             ..status(3_000)
         };
         resyncs.look(began + PERIOD * 3, &member_now);
-        let shown = resyncs.other(&member_now, "b".to_owned(), &member_now.others[0]);
+        let shown = resyncs.other(&member_now, "b".to_owned(), &member_now.others[0], true);
         assert_eq!((shown.state, shown.resync), (GroupOtherState::InStep, None));
     }
 }

@@ -107,7 +107,11 @@ impl Groups {
                 );
             }
             Act::Drop(leader) => self.links.drop_leader(leader),
-            Act::Ask(record) => self.tell(volume, GroupChange::Ask(record)),
+            Act::Ask(record) => {
+                let copy = self.copies.get(group)?;
+                let moves = self.moves(copy, &record);
+                self.tell(volume, GroupChange::Ask(record, moves));
+            }
             Act::Began => {
                 let epoch = copy.participant.record().map_or(0, |record| record.epoch);
                 self.tell(volume, GroupChange::Began { epoch });

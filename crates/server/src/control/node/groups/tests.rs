@@ -81,6 +81,7 @@ impl Replication for FakePath {
                 resync: None,
             }],
             takeover: None,
+            silent_ms: None,
         })
     }
 

@@ -10,7 +10,8 @@ use hdcs_core::replication::participant::{Role, Waits};
 use hdcs_core::replication::takeover::Stop;
 use uuid::Uuid;
 
-use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX, waits};
+use super::standing::waits;
+use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX};
 use crate::control::node::{ANSWER_TIME_MAX, WATCH_PERIOD, lock};
 
 /// How looking at the records went.
@@ -35,7 +36,7 @@ impl Replicas {
         looks.trouble.clone()
     }
 
-    fn named(&self, members: &[Member]) -> Vec<String> {
+    pub(super) fn named(&self, members: &[Member]) -> Vec<String> {
         members.iter().map(|member| self.called(*member)).collect()
     }
 
@@ -101,7 +102,7 @@ impl Replicas {
                 return refuse(ErrorKind::Conflict, why);
             }
             let (serving, stopped) =
-                self.with(volume, |known| (known.serving, known.stopped.take()));
+                self.with(volume, |known| (known.serving, known.stopped.clone()));
             if let Some(why) = stopped {
                 let why = format!("this node could not take its group: {why}");
                 return refuse(ErrorKind::Conflict, why);
