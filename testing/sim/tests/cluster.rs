@@ -42,6 +42,19 @@ fn cluster_seeds_hold_and_cover() {
     );
 }
 
+/// Seeds that once found something.
+const SEEDS: &[u64] = &[
+    // A copy that had rotted was removed while the record was on its way that left its node alone.
+    1_016_245,
+];
+
+#[test]
+fn cluster_seeds_that_found_something_hold() {
+    for &seed in SEEDS {
+        run(seed, Options::default()).assert_held(" --world cluster");
+    }
+}
+
 #[test]
 fn cluster_run_is_the_same_every_time() {
     let [one, other] = [(); 2].map(|()| run(7, Options::default()));

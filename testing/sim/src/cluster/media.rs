@@ -240,15 +240,17 @@ pub(super) fn scrubbed(world: &mut ClusterWorld, node: usize, result: Result<Rep
     }
 }
 
-/// A member has left, by word of the store: what a primary has that rotted may be on no other member any more. That is more
-/// than one thing that goes wrong at once, so it has not rotted. Who has doubted its copy for that is started again.
-pub(super) fn member_left(world: &mut ClusterWorld) {
+/// The store is asked for a record without a member: what a primary has that rotted may be on no other member any more once that is
+/// written, and its own copy may not open by then. That is more than one thing that goes wrong at once, so it has not rotted. Who has
+/// doubted its copy for that is started again.
+pub(super) fn member_leaves(world: &mut ClusterWorld) {
     for node in std::mem::take(&mut world.media.in_use) {
         world.nodes[node].disk.heal();
         world.media.rotten.remove(&node);
         world.media.hurt.remove(&node);
         if (world.nodes[node].up.as_ref()).is_some_and(|up| up.standing.is_none()) {
-            world.crash(node, false);
+            let life = world.nodes[node].life;
+            (world.engine).after(Nanos(1), Happening::Restart { node, life });
         }
     }
 }
@@ -359,13 +361,20 @@ fn opened_all_the_same(world: &ClusterWorld, node: usize, sound: Found) -> Optio
     Some(Found { spans, ..sound })
 }
 
-/// Somebody removes a damaged copy, and starts the node again.
+/// Somebody removes a damaged copy, and starts the node again; not while it may be about to be the last one.
 pub(super) fn replace_copy(world: &mut ClusterWorld, node: usize) -> Result<(), Violation> {
-    if world.nodes[node].up.is_some() || !world.media.is_rotten(node) {
+    if world.nodes[node].up.is_some() {
         return Ok(());
     }
-    world.engine.note("copy removed", [node as u64, 0, 0, 0]);
-    make_copy_anew(world, node);
+    if world.media.is_rotten(node) {
+        if !world.media.asked.is_empty() {
+            let pause = world.draw_pause();
+            world.engine.after(pause, Happening::Replace { node });
+            return Ok(());
+        }
+        world.engine.note("copy removed", [node as u64, 0, 0, 0]);
+        make_copy_anew(world, node);
+    }
     world.start(node)
 }
 

@@ -123,6 +123,10 @@ impl ClusterWorld {
             .draw(&mut self.random)
             .plus(Nanos::from_millis(late));
         if fate != Fate::Lost {
+            let members = self.store.record().config.members.iter();
+            if { members }.any(|member| !record.config.members.contains(member)) {
+                media::member_leaves(self);
+            }
             self.media.asked(&record);
             self.engine.after(
                 pause,
@@ -269,14 +273,6 @@ impl ClusterWorld {
             come.map(|member| (member, nodes[usize::from(member.0)].superblock())),
         )?;
         self.media.record(record);
-        if last
-            .config
-            .members
-            .iter()
-            .any(|member| !record.config.members.contains(member))
-        {
-            media::member_left(self);
-        }
         self.fault_beside();
         for node in 0..self.nodes.len() {
             let late = if self.is_calm {
