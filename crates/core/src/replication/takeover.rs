@@ -390,6 +390,17 @@ impl Takeover {
         answers.filter_map(|(member, answer)| answer.copy.is_none().then_some(*member))
     }
 
+    /// Who was asked for its promise, or for a part of the log, and has not answered. Not those who may answer too late.
+    pub fn owing(&self) -> impl Iterator<Item = Member> {
+        let others = (self.answers.iter()).filter(|(member, _)| **member != self.me);
+        let owes = move |(member, answer): &(&Member, &Answer)| {
+            let counts = self.step == Step::Gathers || answer.copy.is_some();
+            let is_read = self.reads.is_some_and(|(source, _)| source == **member);
+            is_read || counts && answer.link == Link::Asked { is_sent: true }
+        };
+        others.filter(owes).map(|(member, _)| *member)
+    }
+
     /// Whether enough have promised to go on without the others.
     pub fn has_enough(&self) -> bool {
         let has_own = self.whole().any(|(member, _)| member == self.me);

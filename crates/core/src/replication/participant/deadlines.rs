@@ -2,7 +2,8 @@
 //!
 //! The machines know no time: they are told that somebody is late. A member that owes an answer and gives none, or cannot
 //! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
-//! what it has, and is not waited for by anybody. Echoes of beats count for nothing here: a member whose medium hangs still
+//! what it has, and is not waited for by anybody. So is a member that a candidate has asked, since it may have much to write
+//! before it promises: its link is made anew, and it is asked again. Echoes of beats count for nothing here: a member whose medium hangs still
 //! sends them ([`super::leases`]).
 //!
 //! A node that stood still, as a virtual machine that is moved, cannot tell whether others were late: their answers may lie
@@ -22,7 +23,7 @@ use crate::replication::{Member, Spans};
 pub struct Times {
     /// A member that answers nothing for so long leaves.
     pub member_max: Nanos,
-    /// The link to a joiner that answers nothing for so long is made anew.
+    /// The link to a joiner, or to a member that a candidate has asked, is made anew if it answers nothing for so long.
     pub joiner_max: Nanos,
     /// A takeover that has enough promises waits so long for the others.
     pub gathering_max: Nanos,
@@ -214,7 +215,11 @@ pub(super) fn look(this: &mut Participant) {
         }
         Part::Takes(takeover) => {
             let levels = matches!(takeover.step(), Step::Levels { .. });
-            (this.deadlines).of_takeover(this.now, levels, takeover.levels_some())
+            // They are given as much time as joiners.
+            let owing = takeover.owing().map(|member| (member, false)).collect();
+            let joiners = (this.deadlines.of_members(this.now, &owing)).joiners;
+            let late = (this.deadlines).of_takeover(this.now, levels, takeover.levels_some());
+            Late { joiners, ..late }
         }
         Part::Serves(group) => {
             let members = &group.record().config.members;
@@ -246,11 +251,9 @@ pub(super) fn look(this: &mut Participant) {
             for member in late.members {
                 group.suspect(member);
             }
-            for joiner in late.joiners {
-                this.acts.push(Act::Break(joiner));
-            }
         }
     }
+    this.acts.extend(late.joiners.into_iter().map(Act::Break));
 }
 
 #[cfg(test)]

@@ -387,6 +387,7 @@ fn send_beats(this: &mut Participant) {
     let Part::Serves(group) = &this.part else {
         return;
     };
+    this.leases.forget_awaited(group);
     for member in group.followers() {
         if let Some(outbox) = this.outboxes.get_mut(&member)
             && let Some(beat) = this.leases.next_beat(this.now, member)

@@ -139,6 +139,16 @@ impl Leases {
         }
     }
 
+    /// Who follows no more, as it has left and is brought up anew on the same link, is not waited for. Once it follows again it
+    /// is sent the next beat: it may never have got the last one.
+    pub(super) fn forget_awaited(&mut self, group: &Group) {
+        for (member, beats) in &mut self.beats {
+            if !group.followers().any(|follower| follower == *member) {
+                beats.awaited = None;
+            }
+        }
+    }
+
     /// Beats that were not echoed are waited for as if they were sent now. What was echoed is relied on no longer for that.
     pub(super) fn await_anew(&mut self, now: Nanos) {
         for awaited in self

@@ -6,6 +6,7 @@ mod encrypted;
 mod healing;
 mod joining;
 mod leases;
+mod losing;
 mod reading_back;
 mod repairs;
 
