@@ -31,6 +31,9 @@ fn cluster_seeds_hold_and_cover() {
             && coverage.keyless > 5
             && coverage.leader_changes > 50
             && coverage.unruly > 200
+            && coverage.lost_messages > 200
+            && coverage.clear > 5
+            && coverage.encrypted > 60
             && coverage.repairs > 0
             && coverage.old_reads > 50
             && coverage.lost_media > 60
@@ -180,7 +183,12 @@ fn plant_of_a_failed_write_that_is_hidden_is_caught() {
 fn plant_of_a_backend_that_takes_what_older_owners_write_is_caught() {
     assert_caught(
         Plant::Unfenced,
-        &["backend-goes-back", "backend-incomplete", "read-stale"],
+        &[
+            "backend-goes-back",
+            "backend-incomplete",
+            "backend-order",
+            "read-stale",
+        ],
     );
 }
 
@@ -205,4 +213,14 @@ fn plant_of_a_manager_that_has_not_seen_the_record_is_caught() {
 #[test]
 fn plant_of_a_cache_that_has_forgotten_nothing_is_caught() {
     assert_caught(Plant::StaleCache, &["read-stale"]);
+}
+
+#[test]
+fn plant_of_a_driver_that_encrypts_for_another_place_is_caught() {
+    assert_caught(Plant::TweakOfPosition, &["span-foreign"]);
+}
+
+#[test]
+fn plant_of_a_member_that_encrypts_once_more_is_caught() {
+    assert_caught(Plant::EncryptedTwice, &["span-foreign"]);
 }

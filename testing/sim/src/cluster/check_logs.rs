@@ -1,6 +1,7 @@
 //! Checker: there is one log.
 //!
-//! 1. A span of one opening at one position is the same wherever it lies.
+//! 1. A span of one opening at one position is the same wherever it lies, byte for byte as it is on the medium. What is
+//!    written again in its place is what was there.
 //! 2. When a span's write ends for a volume, as many members have it on their media as a commit needs.
 //! 3. Who begins to serve has everything that was committed behind its tail, and begins at no older tail than one that a
 //!    volume was told is durable.
@@ -10,19 +11,22 @@
 use std::collections::BTreeMap;
 
 use hdcs_core::base::buf::Buf;
-use hdcs_core::format::{LogSuperblock, SpanHeader};
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::format::{LogSuperblock, SpanHeader, block_checksum};
 use hdcs_core::replication::message::Cut;
 use hdcs_core::replication::participant::Found;
 use hdcs_core::replication::record::GroupRecord;
 use hdcs_core::replication::{Member, Point};
 
+use crate::content::mix;
+use crate::disk::{Disk, joined};
 use crate::violation::Violation;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Logs {
-    /// By opening and position: the checksum.
-    spans: BTreeMap<(u64, u64), u64>,
+    /// By opening and position: the checksum, and that of the bytes on the medium.
+    spans: BTreeMap<(u64, u64), (u64, u64)>,
     /// Ends of what was committed, by position: the chain there.
     committed: BTreeMap<u64, u64>,
     /// The furthest tail that a volume was told is durable.
@@ -31,27 +35,27 @@ pub(super) struct Logs {
     epoch: u64,
 }
 
-/// The end of the span that is written.
-pub(super) fn end_of(data: &[Buf]) -> Option<Point> {
-    let header = SpanHeader::peek(data.first()?).ok()?;
+/// The end of the span that is written, whose first block is this one in the clear; `None` if it is less than a whole one.
+pub(super) fn end_of(head: &[u8], data: &[Buf]) -> Option<Point> {
+    let header = SpanHeader::peek(head).ok()?;
     let blocks = u64::from(header.control_blocks.get()) + u64::from(header.data_blocks.get());
-    Some(Point {
+    let bytes: usize = data.iter().map(|part| part.len()).sum();
+    (bytes as u64 == blocks * BLOCK_BYTES as u64).then(|| Point {
         position: header.position.get() + blocks,
         chain: header.checksum.get(),
     })
 }
 
 impl Logs {
-    /// A span goes to a medium.
-    pub(super) fn written(&mut self, data: &[Buf]) -> Result<(), Violation> {
-        let Some(header) = data.first().and_then(|first| SpanHeader::peek(first).ok()) else {
-            return Err(Violation::new(
-                "span-foreign",
-                "what is written to a ring is no span",
-            ));
+    /// A span goes to a medium: its first block in the clear, and all of it as it is stored.
+    pub(super) fn written(&mut self, head: &[u8], stored: &[Buf]) -> Result<(), Violation> {
+        let Ok(header) = SpanHeader::peek(head) else {
+            return Err(foreign());
         };
         let key = (header.incarnation.get(), header.position.get());
-        let checksum = header.checksum.get();
+        let blocks = stored.iter().flat_map(|part| part.chunks(BLOCK_BYTES));
+        let bytes = blocks.fold(0, |all, block| mix(all ^ u64::from(block_checksum(block))));
+        let checksum = (header.checksum.get(), bytes);
         let known = *self.spans.entry(key).or_insert(checksum);
         if known == checksum {
             return Ok(());
@@ -117,6 +121,25 @@ impl Logs {
                 Err(Violation::new("committed-lost", message))
             }
         }
+    }
+}
+
+fn foreign() -> Violation {
+    Violation::new(
+        "span-foreign",
+        "what is written to a ring is no span, and not what was there",
+    )
+}
+
+/// Check blocks that are written again in their place.
+pub(super) fn check_again(disk: &Disk, offset: u64, stored: &[Buf]) -> Result<(), Violation> {
+    let stored = joined(stored);
+    let mut sound = vec![0; stored.len()];
+    disk.peek_sound(offset, &mut sound);
+    if sound == stored {
+        Ok(())
+    } else {
+        Err(foreign())
     }
 }
 

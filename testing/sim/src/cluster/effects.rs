@@ -4,7 +4,8 @@ use hdcs_core::base::buf::{Buf, BufMut, Pool};
 use hdcs_core::base::error::IoError;
 use hdcs_core::base::io::{Action, Completion, Done, Nanos, Token};
 use hdcs_core::base::limits::BLOCK_BYTES;
-use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock};
+use hdcs_core::format::{LOG_HEADER_BLOCKS, LOG_UNFLUSHED, LogSuperblock, SpanHeader};
+use hdcs_core::replication::participant::Role;
 use hdcs_core::volume::Event;
 use zerocopy::IntoBytes;
 
@@ -15,6 +16,7 @@ use super::faults::stop_beside;
 use super::media;
 use super::node::{LogWrite, Op};
 use super::reader::{self, Reader};
+use super::scenario::RING_BLOCKS;
 use super::shared::{User, Wanted};
 use super::world::{ClusterWorld, Happening};
 use crate::violation::Violation;
@@ -66,9 +68,10 @@ impl ClusterWorld {
             } => {
                 let now = self.nodes[node].now(self.engine.now());
                 self.note_log_write(node, token, offset, &data)?;
+                let stored = self.encrypted(node, offset, &data);
                 if let Some(up) = self.nodes[node].up.as_mut() {
                     up.participant.announce(token, offset, &data);
-                    up.participant.write(now, token, data, way);
+                    up.participant.write(now, token, stored, way);
                 }
                 self.end_hastily(node, token, is_in_ring(offset))
             }
@@ -142,7 +145,10 @@ impl ClusterWorld {
         data: &[Buf],
     ) -> Result<(), Violation> {
         let write = if is_in_ring(offset) {
-            Some(check_logs::end_of(data).map_or(LogWrite::Again, LogWrite::Span))
+            let end = data
+                .first()
+                .and_then(|first| check_logs::end_of(first, data));
+            Some(end.map_or(LogWrite::Again, LogWrite::Span))
         } else {
             let superblock = data
                 .first()
@@ -209,19 +215,24 @@ impl ClusterWorld {
         offset: u64,
         data: Vec<Buf>,
     ) -> Result<(), Violation> {
+        let data = self.encrypted_again(node, offset, data);
+        let head = self.nodes[node].cipher.head(offset, &data);
         let end = is_in_ring(offset)
-            .then(|| check_logs::end_of(&data))
+            .then(|| check_logs::end_of(&head, &data))
             .flatten();
         let data = match end {
             // Blocks of a span, which were not as they should be.
-            None if is_in_ring(offset) => data,
-            Some(end) => {
-                self.logs.written(&data)?;
-                let ring = self.scenario.config.log_bytes / BLOCK_BYTES as u64;
-                self.coverage.laps = self.coverage.laps.max(end.position * 1000 / ring);
+            None if is_in_ring(offset) => {
+                check_logs::check_again(&self.nodes[node].disk, offset, &data)?;
                 data
             }
-            None => self.spoil_superblock(data)?,
+            Some(end) => {
+                self.logs.written(&head, &data)?;
+                let gone = end.position - self.scenario.first_tail;
+                self.coverage.laps = self.coverage.laps.max(gone * 1000 / RING_BLOCKS);
+                data
+            }
+            None => self.spoil_superblock(node, data)?,
         };
         let position = end.map_or(0, |end| end.position);
         self.engine
@@ -245,8 +256,30 @@ impl ClusterWorld {
         Ok(())
     }
 
+    /// What the driver of a volume makes of what goes to its log.
+    fn encrypted(&self, node: usize, offset: u64, data: &[Buf]) -> Vec<Buf> {
+        let cipher = &self.nodes[node].cipher;
+        let planted = (self.plant == Some(Plant::TweakOfPosition) && is_in_ring(offset))
+            .then(|| SpanHeader::peek(data.first()?).ok())
+            .flatten();
+        let place = planted.map_or(offset, |header| {
+            (LOG_HEADER_BLOCKS + header.position.get()) * BLOCK_BYTES as u64
+        });
+        cipher.encrypted(place, data)
+    }
+
+    /// What a planted bug has a member's driver make of what goes to its copy.
+    fn encrypted_again(&self, node: usize, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
+        let is_planted = self.plant == Some(Plant::EncryptedTwice) && is_in_ring(offset);
+        let up = self.nodes[node].up.as_ref();
+        if is_planted && up.is_some_and(|up| up.participant.status().role == Role::Follows) {
+            return self.nodes[node].cipher.encrypted(offset, &data);
+        }
+        data
+    }
+
     /// What planted bugs make of a superblock.
-    fn spoil_superblock(&self, data: Vec<Buf>) -> Result<Vec<Buf>, Violation> {
+    fn spoil_superblock(&self, node: usize, data: Vec<Buf>) -> Result<Vec<Buf>, Violation> {
         let foreign = || {
             Violation::new(
                 "superblock-foreign",
@@ -261,7 +294,7 @@ impl ClusterWorld {
         }
         (says.cut_position, says.void_before) = (0, 0);
         superblock.set_membership(says);
-        superblock.seal();
+        self.nodes[node].cipher.seal(&mut superblock);
         let mut block = Pool::new(BLOCK_BYTES)
             .alloc(BLOCK_BYTES)
             .expect("it is all free");
@@ -320,9 +353,11 @@ impl ClusterWorld {
                 user,
                 op,
                 token,
+                offset,
                 mut buf,
             } => {
                 node.disk.complete_read(op, &mut buf);
+                node.cipher.decrypt(offset, &mut buf);
                 if let Some(standing) = up.standing_of(user) {
                     let result = Ok(Done::Read(buf));
                     standing
@@ -380,6 +415,7 @@ fn volume_read(
             user,
             op,
             token,
+            offset,
             buf,
         },
     );

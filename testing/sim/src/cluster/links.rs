@@ -2,11 +2,14 @@
 
 use hdcs_core::base::buf::Buf;
 use hdcs_core::base::io::Nanos;
+use hdcs_core::base::limits::BLOCK_BYTES;
+use hdcs_core::format::LOG_HEADER_BLOCKS;
 use hdcs_core::replication::Member;
 use hdcs_core::replication::message::Message;
 
 use super::Plant;
 use super::link::{Arrival, ConnectionId, End, Lane, Pair, Wire};
+use super::scenario::RING_BLOCKS;
 use super::world::{ClusterWorld, Happening};
 
 /// A member that could not be reached is tried again after so long.
@@ -23,6 +26,8 @@ enum Disorder {
     Twice,
     /// With the one before it.
     Exchanged,
+    /// Its span is sent as it was before it was encrypted.
+    Clear,
 }
 
 /// Whether whoever gets a message tells by what it says whether it comes in its turn: by an epoch and a position or number. The
@@ -110,11 +115,22 @@ impl ClusterWorld {
         has_some
     }
 
-    fn put(&mut self, pair: Pair, to: End, wire: Wire) {
+    fn put(&mut self, pair: Pair, to: End, mut wire: Wire) {
+        if self.is_lost() {
+            let (what, number) = name(&wire.message);
+            self.engine
+                .note("lost", [pair.0 as u64, pair.1 as u64, 0, 0]);
+            self.engine.note(what, [0, 0, wire.epoch, number]);
+            self.coverage.lost_messages += 1;
+            return;
+        }
         let lane = Lane::of(to, &wire.message);
         let pause = self.scenario.link.draw(&mut self.random);
         let at = self.engine.now().plus(pause);
         let disorder = self.draw_disorder(&wire.message);
+        if disorder == Some(Disorder::Clear) {
+            self.send_clear(&mut wire);
+        }
         let again = (disorder == Some(Disorder::Twice)).then(|| wire.clone());
         let Some((connection, at)) = self.links.send(pair, lane, wire, at) else {
             return;
@@ -136,11 +152,32 @@ impl ClusterWorld {
         }
     }
 
+    /// Whether a message is lost on its way, and the connection stays.
+    fn is_lost(&mut self) -> bool {
+        let one_in = self.scenario.lost_one_in;
+        one_in > 0 && !self.is_calm && self.random.u32(..one_in) == 0
+    }
+
     fn draw_disorder(&mut self, message: &Message) -> Option<Disorder> {
         let one_in = self.scenario.unruly_one_in;
         let is_drawn = one_in > 0 && !self.is_calm && self.random.u32(..one_in) == 0;
-        let disorders = [Disorder::Twice, Disorder::Exchanged];
-        (is_drawn && is_checked(message)).then(|| disorders[self.random.usize(..2)])
+        if !is_drawn || !is_checked(message) {
+            return None;
+        }
+        let has_span = matches!(message, Message::Append(_) | Message::LogData(_));
+        let disorders = [Disorder::Twice, Disorder::Exchanged, Disorder::Clear];
+        let count = 2 + usize::from(has_span && self.scenario.cipher.encrypts());
+        Some(disorders[self.random.usize(..count)])
+    }
+
+    /// A span that was not encrypted is on its way: who gets it must not take it.
+    fn send_clear(&mut self, wire: &mut Wire) {
+        if let Message::Append(span) | Message::LogData(span) = &wire.message {
+            let at = (span.end.position - u64::from(span.blocks)) % RING_BLOCKS;
+            let offset = (LOG_HEADER_BLOCKS + at) * BLOCK_BYTES as u64;
+            wire.data = self.scenario.cipher.decrypted(offset, &wire.data);
+            self.coverage.clear += 1;
+        }
     }
 
     /// What planted bugs make of a message to a member. Returns whether it does not go there.

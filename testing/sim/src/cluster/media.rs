@@ -154,13 +154,13 @@ fn make_copy_anew(world: &mut ClusterWorld, node: usize) {
     world.media.in_use.remove(&node);
     let last = world.nodes[node].superblock();
     let state = &mut world.nodes[node];
-    state.make_copy(&world.scenario.config, false);
+    state.make_copy(&world.scenario.config, None);
     // A planted bug makes one that says what the old one said.
     let posed = last.filter(|_| world.plant == Some(Plant::FreshVote));
     if let Some(mut superblock) = posed {
         superblock.known_head = 0.into();
         superblock.clean_head = u64::MAX.into();
-        superblock.seal();
+        state.cipher.seal(&mut superblock);
         let place = LogSuperblock::offset_of(superblock.sequence.get());
         state.disk.put(place, superblock.as_bytes());
     }

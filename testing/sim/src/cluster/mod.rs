@@ -9,13 +9,15 @@
 //! ```
 //!
 //! What goes wrong: power and processes of nodes, one or all; nodes that stand still and go on; clocks at rates of their own;
-//! links that break in mid-stream, or let nothing through in one direction or both, and in some worlds repeat and
-//! exchange messages; a store whose answers are lost, or that does late what it was asked for; managers that take the group
-//! for no reason, or do not know that another one has their key; media that are lost, rot, also while they are in use, take no
-//! more writes, or do not read. In some worlds an operator asks for other groups meanwhile.
+//! links that break in mid-stream, or let nothing through in one direction or both, and in some worlds repeat, exchange or
+//! lose messages, or send in the clear what is encrypted; a store whose answers are lost, or that does late what it was asked
+//! for; managers that take the group for no reason, or do not know that another one has their key; media that are lost, rot, also
+//! while they are in use, take no more writes, or do not read. In some worlds an operator asks for other groups meanwhile, and
+//! in some the log is encrypted.
 //!
 //! * [`world`](self) drives it, `faults` has things go wrong, `effects` has what nodes ask of devices.
 //! * `media` has what happens to the media of copies, and what is done about it.
+//! * `cipher` is what stands between an encrypted log and its medium.
 //! * `link`, `store`, `shared` (the backend), `clock`, `manager`, `keys`, `shapes` (the operator), `client` and `reader` are
 //!   what the world is made of.
 //! * `check_logs`, `check_serving`, `check_leases` and the histories of [`crate::model`] say what must hold.
@@ -24,6 +26,7 @@
 mod check_leases;
 mod check_logs;
 mod check_serving;
+mod cipher;
 mod client;
 mod clock;
 mod effects;
@@ -112,6 +115,12 @@ pub struct Coverage {
     pub leader_changes: u64,
     /// Messages that came twice or in another order.
     pub unruly: u64,
+    /// Messages that were lost on connections that stayed.
+    pub lost_messages: u64,
+    /// Spans that were sent as they were before they were encrypted.
+    pub clear: u64,
+    /// Runs of an encrypted log.
+    pub encrypted: u64,
     /// Blocks that a primary has fetched from a member since they had rotted.
     pub repairs: u64,
     /// Reads that failed since no member had what had rotted.
@@ -150,6 +159,9 @@ impl Coverage {
         self.keyless += other.keyless;
         self.leader_changes += other.leader_changes;
         self.unruly += other.unruly;
+        self.lost_messages += other.lost_messages;
+        self.clear += other.clear;
+        self.encrypted += other.encrypted;
         self.repairs += other.repairs;
         self.corrupt += other.corrupt;
         self.laps = self.laps.max(other.laps);
@@ -163,7 +175,7 @@ impl fmt::Display for Coverage {
             "{} replies ({} errors, {} writes), {} takeovers, {} fenced, {} given up, {} crashes, {} pauses, {} cuts, \
              {} connections, {} joins, {} leaves, {} unknown answers of the store, {} messages, {} reads of old openings, {} media \
              lost, {} rotten ({} found damaged), {} failing to write, {} reads failed, {} past the log, {} \
-             configured ({} short), {} keys lost ({} refused), {} leaders of the store, {} unruly messages, {} repaired ({} not), \
+             configured ({} short), {} keys lost ({} refused), {} leaders of the store, {} unruly messages, {} lost, {} in the clear ({} encrypted), {} repaired ({} not), \
              {}.{:03} laps at most",
             self.replies,
             self.errors,
@@ -192,6 +204,9 @@ impl fmt::Display for Coverage {
             self.keyless,
             self.leader_changes,
             self.unruly,
+            self.lost_messages,
+            self.clear,
+            self.encrypted,
             self.repairs,
             self.corrupt,
             self.laps / 1000,

@@ -17,6 +17,7 @@ use hdcs_core::replication::{Point, SpanId};
 use hdcs_core::volume::{Event, Volume, VolumeConfig};
 use zerocopy::IntoBytes;
 
+use super::cipher::LogCipher;
 use super::clock::Clock;
 use super::shared::{Begun, User};
 use super::world::Happening;
@@ -30,6 +31,8 @@ const LOG: u64 = 99;
 pub(super) struct Node {
     /// The medium of its copy.
     pub(super) disk: Disk,
+    /// What encrypts its log.
+    pub(super) cipher: LogCipher,
     pub(super) clock: Clock,
     /// `None`: it is down.
     pub(super) up: Option<Up>,
@@ -137,6 +140,7 @@ pub(super) enum Op {
         user: User,
         op: OpId,
         token: Token,
+        offset: u64,
         buf: BufMut,
     },
     /// Of the volume that opened in this epoch.
@@ -148,10 +152,17 @@ pub(super) enum Op {
 }
 
 impl Node {
-    /// A node with a new copy, which is a member's or not.
-    pub(super) fn new(config: &VolumeConfig, is_member: bool, clock: Clock, seed: u64) -> Self {
+    /// A node with a new copy: a member's, which begins at this position, or none's.
+    pub(super) fn new(
+        config: &VolumeConfig,
+        tail: Option<u64>,
+        cipher: LogCipher,
+        clock: Clock,
+        seed: u64,
+    ) -> Self {
         let mut node = Self {
             disk: Disk::new(config.log_bytes, seed),
+            cipher,
             clock,
             up: None,
             life: 0,
@@ -162,13 +173,16 @@ impl Node {
             reads_fail: false,
             cached: RefCell::default(),
         };
-        node.make_copy(config, is_member);
+        node.make_copy(config, tail);
         node
     }
 
-    /// Have a new copy on its medium, which is a member's or not, and nothing else.
-    pub(super) fn make_copy(&mut self, config: &VolumeConfig, is_member: bool) {
+    /// Have a new copy on its medium and nothing else: a member's, which begins at this position, or none's.
+    pub(super) fn make_copy(&mut self, config: &VolumeConfig, tail: Option<u64>) {
+        let is_member = tail.is_some();
         let mut superblock = LogSuperblock::new(config.uuid, LOG, config.log_bytes);
+        superblock.tail = tail.unwrap_or(0).into();
+        (superblock.known_head, superblock.clean_head) = (superblock.tail, superblock.tail);
         superblock.incarnation = u64::from(is_member).into();
         superblock.set_membership(Membership {
             promised: u64::from(is_member),
@@ -177,7 +191,7 @@ impl Node {
             joined: u64::from(is_member),
             is_whole: is_member,
         });
-        superblock.seal();
+        self.cipher.seal(&mut superblock);
         self.disk.wipe();
         self.disk.put(0, superblock.as_bytes());
     }
@@ -223,7 +237,7 @@ impl Node {
         if let Some((_, found)) = (self.cached.borrow().as_ref()).filter(|(of, _)| *of == version) {
             return found.clone();
         }
-        let found = replay(config, pool, |offset, out| self.disk.peek(offset, out));
+        let found = self.replay_of(config, pool, |offset, out| self.disk.peek(offset, out));
         *self.cached.borrow_mut() = Some((version, found.clone()));
         found
     }
@@ -234,9 +248,26 @@ impl Node {
         config: &VolumeConfig,
         pool: &Arc<Pool>,
     ) -> Result<Found, CopyError> {
-        replay(config, pool, |offset, out| {
+        self.replay_of(config, pool, |offset, out| {
             self.disk.peek_sound(offset, out);
         })
+    }
+
+    fn replay_of(
+        &self,
+        config: &VolumeConfig,
+        pool: &Arc<Pool>,
+        read_now: impl Fn(u64, &mut [u8]),
+    ) -> Result<Found, CopyError> {
+        let mut replay = Replay::new(config.uuid, config.log_bytes);
+        if let Some(tags) = self.cipher.tags() {
+            replay.authenticate(tags);
+        }
+        let read_now = |offset, out: &mut [u8]| {
+            read_now(offset, out);
+            self.cipher.decrypt(offset, out);
+        };
+        drive(replay, pool, read_now)
     }
 
     /// The newest superblock on its medium.
@@ -251,12 +282,11 @@ impl Node {
     }
 }
 
-fn replay(
-    config: &VolumeConfig,
+fn drive(
+    mut replay: Replay,
     pool: &Arc<Pool>,
     read_now: impl Fn(u64, &mut [u8]),
 ) -> Result<Found, CopyError> {
-    let mut replay = Replay::new(config.uuid, config.log_bytes);
     let (mut spans, mut is_done, mut lost_blocks) = (Vec::new(), false, 0);
     while !is_done && let Some(mut read) = replay.next_read(pool) {
         read_now(read.offset, &mut read.buf);

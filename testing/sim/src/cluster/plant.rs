@@ -53,6 +53,10 @@ pub enum Plant {
     LostMark,
     /// The manager has its record written over one that it has not seen.
     BlindManager,
+    /// A driver encrypts spans by their position in the log, not by their place on the medium: that differs after a lap.
+    TweakOfPosition,
+    /// A member encrypts once more what comes encrypted.
+    EncryptedTwice,
 }
 
 impl Plant {

@@ -3,10 +3,12 @@
 use fastrand::Rng;
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MIN, SECTOR_BYTES};
+use hdcs_core::format::LOG_HEADER_BLOCKS;
 use hdcs_core::replication::participant::Times;
 use hdcs_core::replication::record::AckLevel;
 use hdcs_core::volume::{Discard, LogFailure, Persist, Policy, VolumeConfig, WhenFull};
 
+use super::cipher::LogCipher;
 use crate::content::mix;
 use crate::engine::Latency;
 use crate::lz4::LZ4;
@@ -15,6 +17,11 @@ use crate::workload::Behaviour;
 
 /// Requests that the client sends at once, at most.
 pub(super) const ASKS_AT_ONCE_MAX: u64 = 4;
+
+/// Blocks of the ring.
+pub(super) const RING_BLOCKS: u64 = LOG_BYTES_MIN / BLOCK_BYTES as u64 - LOG_HEADER_BLOCKS;
+/// Blocks that are left of the lap in which a log begins, if it does not begin with one.
+const BLOCKS_BEFORE_LAP_MAX: u64 = 400;
 
 /// What the clock of a node does while the node stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +70,12 @@ pub(super) struct Scenario {
     pub(super) shape_pause: Option<Nanos>,
     /// One message in so many comes twice or in another order; 0 for none.
     pub(super) unruly_one_in: u32,
+    /// One message in so many is lost, and the connection stays; 0 for none.
+    pub(super) lost_one_in: u32,
+    /// What encrypts the log, in some worlds.
+    pub(super) cipher: LogCipher,
+    /// Position at which the log begins: near the end of a lap, so that runs get to the next one, or 0.
+    pub(super) first_tail: u64,
 }
 
 fn pick<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
@@ -219,6 +232,13 @@ impl Scenario {
             hurts_media: random.u8(..4) > 0,
             shape_pause: Some(millis(random, &[500, 2000, 6000])).filter(|_| random.bool()),
             unruly_one_in: pick(random, &[0, 0, 0, 0, 20, 100, 500]),
+            cipher: LogCipher::new(seed, random.u8(..3) == 0),
+            lost_one_in: pick(random, &[0, 0, 0, 0, 20, 100, 500]),
+            first_tail: if random.bool() {
+                RING_BLOCKS - random.u64(1..BLOCKS_BEFORE_LAP_MAX)
+            } else {
+                0
+            },
         }
     }
 }

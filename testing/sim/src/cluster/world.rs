@@ -223,8 +223,9 @@ impl ClusterWorld {
             .map(|index| {
                 let rate = scenario.rates[random.usize(..scenario.rates.len())];
                 let clock = Clock::new(now, Nanos(random.u64(1..1 << 30)), rate);
-                let is_member = scenario.is_member(index);
-                Node::new(&scenario.config, is_member, clock, random.u64(..))
+                let tail = scenario.is_member(index).then_some(scenario.first_tail);
+                let seed = random.u64(..);
+                Node::new(&scenario.config, tail, scenario.cipher.clone(), clock, seed)
             })
             .collect();
         let record = first_record(&scenario);
@@ -253,7 +254,10 @@ impl ClusterWorld {
             logs: Logs::default(),
             serving: Serving::default(),
             is_calm: false,
-            coverage: Coverage::default(),
+            coverage: Coverage {
+                encrypted: u64::from(scenario.cipher.encrypts()),
+                ..Coverage::default()
+            },
             scenario,
             random,
         }
@@ -438,7 +442,8 @@ impl ClusterWorld {
             self.nodes[node].now(self.engine.now())
         };
         let pool = Arc::clone(&self.pool);
-        let mut participant = Participant::new(member, now, found, None, pool, times);
+        let keys = self.nodes[node].cipher.keys();
+        let mut participant = Participant::new(member, now, found, keys, pool, times);
         if is_doubted {
             participant.doubt();
         }
@@ -706,6 +711,9 @@ impl ClusterWorld {
         };
         let mut volume = Volume::open(self.scenario.config.clone(), now, &mut cx);
         drop(cx);
+        if let Some(tags) = self.nodes[node].cipher.tags() {
+            volume.authenticate_log(tags);
+        }
         if self.plant != Some(Plant::ReadPastLease) {
             lease::need(&mut volume);
         }

@@ -36,7 +36,7 @@ use crate::replication::group::Group;
 use crate::replication::message::Message;
 use crate::replication::takeover::Takeover;
 
-/// Beats in the time of a lease: one may be lost.
+/// Beats in the time of a lease: one may be late.
 const BEATS_OF_LEASE: u64 = 4;
 
 /// What one member has been asked, and has echoed.
