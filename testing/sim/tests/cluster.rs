@@ -37,7 +37,7 @@ fn cluster_seeds_hold_and_cover() {
             && coverage.repairs > 0
             && coverage.old_reads > 50
             && coverage.lost_media > 60
-            && coverage.damaged > 10
+            && coverage.damaged > 4
             && coverage.failed_writes > 30
             && coverage.failed_reads > 4
             && coverage.acked > 20_000,

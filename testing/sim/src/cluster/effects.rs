@@ -68,7 +68,7 @@ impl ClusterWorld {
             } => {
                 let now = self.nodes[node].now(self.engine.now());
                 self.note_log_write(node, token, offset, &data)?;
-                let stored = self.encrypted(node, offset, &data);
+                let stored = encrypted(self, node, offset, &data);
                 if let Some(up) = self.nodes[node].up.as_mut() {
                     up.participant.announce(token, offset, &data);
                     up.participant.write(now, token, stored, way);
@@ -215,7 +215,7 @@ impl ClusterWorld {
         offset: u64,
         data: Vec<Buf>,
     ) -> Result<(), Violation> {
-        let data = self.encrypted_again(node, offset, data);
+        let data = encrypted_again(self, node, offset, data);
         let head = self.nodes[node].cipher.head(offset, &data);
         let end = is_in_ring(offset)
             .then(|| check_logs::end_of(&head, &data))
@@ -254,28 +254,6 @@ impl ClusterWorld {
             up.participant.finished(now, token, Ok(Done::Written));
         }
         Ok(())
-    }
-
-    /// What the driver of a volume makes of what goes to its log.
-    fn encrypted(&self, node: usize, offset: u64, data: &[Buf]) -> Vec<Buf> {
-        let cipher = &self.nodes[node].cipher;
-        let planted = (self.plant == Some(Plant::TweakOfPosition) && is_in_ring(offset))
-            .then(|| SpanHeader::peek(data.first()?).ok())
-            .flatten();
-        let place = planted.map_or(offset, |header| {
-            (LOG_HEADER_BLOCKS + header.position.get()) * BLOCK_BYTES as u64
-        });
-        cipher.encrypted(place, data)
-    }
-
-    /// What a planted bug has a member's driver make of what goes to its copy.
-    fn encrypted_again(&self, node: usize, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
-        let is_planted = self.plant == Some(Plant::EncryptedTwice) && is_in_ring(offset);
-        let up = self.nodes[node].up.as_ref();
-        if is_planted && up.is_some_and(|up| up.participant.status().role == Role::Follows) {
-            return self.nodes[node].cipher.encrypted(offset, &data);
-        }
-        data
     }
 
     /// What planted bugs make of a superblock.
@@ -428,4 +406,25 @@ pub(super) fn repaired(world: &mut ClusterWorld, node: usize, token: Token) {
         media::repaired(world, node, (offset, buf.len() as u64));
         volume_read(world, node, user, token, (offset, buf));
     }
+}
+
+/// What the driver of a volume makes of what goes to its log.
+fn encrypted(world: &ClusterWorld, node: usize, offset: u64, data: &[Buf]) -> Vec<Buf> {
+    let planted = (world.plant == Some(Plant::TweakOfPosition) && is_in_ring(offset))
+        .then(|| SpanHeader::peek(data.first()?).ok())
+        .flatten();
+    let place = planted.map_or(offset, |header| {
+        (LOG_HEADER_BLOCKS + header.position.get()) * BLOCK_BYTES as u64
+    });
+    world.nodes[node].cipher.encrypted(place, data)
+}
+
+/// What a planted bug has a member's driver make of what goes to its copy.
+fn encrypted_again(world: &ClusterWorld, node: usize, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
+    let is_planted = world.plant == Some(Plant::EncryptedTwice) && is_in_ring(offset);
+    let up = world.nodes[node].up.as_ref();
+    if is_planted && up.is_some_and(|up| up.participant.status().role == Role::Follows) {
+        return world.nodes[node].cipher.encrypted(offset, &data);
+    }
+    data
 }

@@ -116,7 +116,7 @@ impl ClusterWorld {
     }
 
     fn put(&mut self, pair: Pair, to: End, mut wire: Wire) {
-        if self.is_lost() {
+        if is_lost(self) {
             let (what, number) = name(&wire.message);
             self.engine
                 .note("lost", [pair.0 as u64, pair.1 as u64, 0, 0]);
@@ -129,7 +129,7 @@ impl ClusterWorld {
         let at = self.engine.now().plus(pause);
         let disorder = self.draw_disorder(&wire.message);
         if disorder == Some(Disorder::Clear) {
-            self.send_clear(&mut wire);
+            send_clear(self, &mut wire);
         }
         let again = (disorder == Some(Disorder::Twice)).then(|| wire.clone());
         let Some((connection, at)) = self.links.send(pair, lane, wire, at) else {
@@ -152,12 +152,6 @@ impl ClusterWorld {
         }
     }
 
-    /// Whether a message is lost on its way, and the connection stays.
-    fn is_lost(&mut self) -> bool {
-        let one_in = self.scenario.lost_one_in;
-        one_in > 0 && !self.is_calm && self.random.u32(..one_in) == 0
-    }
-
     fn draw_disorder(&mut self, message: &Message) -> Option<Disorder> {
         let one_in = self.scenario.unruly_one_in;
         let is_drawn = one_in > 0 && !self.is_calm && self.random.u32(..one_in) == 0;
@@ -168,16 +162,6 @@ impl ClusterWorld {
         let disorders = [Disorder::Twice, Disorder::Exchanged, Disorder::Clear];
         let count = 2 + usize::from(has_span && self.scenario.cipher.encrypts());
         Some(disorders[self.random.usize(..count)])
-    }
-
-    /// A span that was not encrypted is on its way: who gets it must not take it.
-    fn send_clear(&mut self, wire: &mut Wire) {
-        if let Message::Append(span) | Message::LogData(span) = &wire.message {
-            let at = (span.end.position - u64::from(span.blocks)) % RING_BLOCKS;
-            let offset = (LOG_HEADER_BLOCKS + at) * BLOCK_BYTES as u64;
-            wire.data = self.scenario.cipher.decrypted(offset, &wire.data);
-            self.coverage.clear += 1;
-        }
     }
 
     /// What planted bugs make of a message to a member. Returns whether it does not go there.
@@ -377,5 +361,21 @@ pub(super) fn repeat(
     let at = world.engine.now();
     if let Some((connection, at)) = world.links.send(pair, lane, wire, at) {
         world.engine.at(at, Happening::Deliver { connection, lane });
+    }
+}
+
+/// Whether a message is lost on its way, and the connection stays.
+fn is_lost(world: &mut ClusterWorld) -> bool {
+    let one_in = world.scenario.lost_one_in;
+    one_in > 0 && !world.is_calm && world.random.u32(..one_in) == 0
+}
+
+/// A span that was not encrypted is on its way: who gets it must not take it.
+fn send_clear(world: &mut ClusterWorld, wire: &mut Wire) {
+    if let Message::Append(span) | Message::LogData(span) = &wire.message {
+        let at = (span.end.position - u64::from(span.blocks)) % RING_BLOCKS;
+        let offset = (LOG_HEADER_BLOCKS + at) * BLOCK_BYTES as u64;
+        wire.data = world.scenario.cipher.decrypted(offset, &wire.data);
+        world.coverage.clear += 1;
     }
 }
