@@ -32,7 +32,7 @@
 //!    the copy ends does not change any more behind the back of whoever was told.
 //! 2. A span goes to the medium only when everything below its evidence is durable here, and when the superblock knows
 //!    its incarnation (a replay takes either for rot); and only where it covers nothing at the durable tail or behind it.
-//!    In a copy that is not whole no span behind the cut proves anything, so those go there in any order, until it is
+//!    In a copy that is not whole no span behind the cut proves anything, so those go there in any order, until it was
 //!    read back. It is whole only once it has all of them.
 //! 3. A truncation is durable before the first span that takes the place of what was cut off, and nothing of that is on
 //!    its way to the medium any more.
@@ -543,7 +543,7 @@ impl Replica {
         is_whole(&self.superblock)
             || is_whole(&self.wanted)
             || self.writing.as_ref().is_some_and(is_whole)
-            || self.verify.is_some()
+            || (self.verify).is_some_and(|verify| verify.what.state == Reading::Good)
     }
 
     /// Whether a span covers nothing in the ring that is at the durable tail or behind it.

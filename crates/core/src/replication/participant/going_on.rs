@@ -312,11 +312,13 @@ impl Participant {
             let tail = self.replica.superblock().tail;
             self.reads.verify(self.now, tail.position, up_to.position);
         }
-        if let Some(is_good) = self.reads.next_verified(&self.replica) {
+        if let Some(is_good) = self.reads.next_verified(self.now, &self.replica) {
             self.replica.verified(is_good);
         }
         let superblock = self.replica.superblock();
-        if !superblock.is_whole {
+        if superblock.is_whole {
+            self.reads.is_brought_up();
+        } else {
             let tail = superblock.tail.position;
             self.reads.compare_ahead(self.now, tail, &self.replica);
         }

@@ -55,6 +55,8 @@ struct Reading {
     purpose: Purpose,
     span: SpanId,
     pieces: Vec<Option<Buf>>,
+    /// For the pieces that are to be begun.
+    memory: VecDeque<BufMut>,
     begun: usize,
     missing: usize,
     has_failed: bool,
@@ -86,6 +88,8 @@ pub(super) struct SpanReads {
     compared: u64,
     /// When the first of it was.
     compared_at: Nanos,
+    /// When some of it was last, while the copy is being brought up.
+    compared_last: Option<Nanos>,
     is_starved: bool,
 }
 
@@ -112,6 +116,7 @@ impl SpanReads {
             was_bad: false,
             compared: replayed,
             compared_at: now,
+            compared_last: None,
             is_starved: false,
         }
     }
@@ -169,12 +174,9 @@ impl SpanReads {
 
     /// Read back what lies between two positions, but for what was compared a moment ago and has not been written since.
     pub(super) fn verify(&mut self, now: Nanos, from: u64, up_to: u64) {
-        if self.is_long_ago(now) {
-            self.compared = 0;
-        }
-        let next = self.compare_from(now, from);
+        self.forget_old(now, from);
         self.verify = Some(Verify {
-            next,
+            next: from.max(self.compared),
             up_to,
             is_bad: false,
         });
@@ -183,33 +185,37 @@ impl SpanReads {
     }
 
     /// Compare what a copy that is being brought up has taken, from its tail on, while more comes: then little is left when
-    /// it is to be read back. After something that was bad, which is read again then, the rest can wait as well.
+    /// it is to be read back. One span at a time, since clients need the memory too. After something that was bad, which is
+    /// read again then, the rest can wait as well.
     pub(super) fn compare_ahead(&mut self, now: Nanos, tail: u64, log: &Replica) {
         let up_to = log.durable().position;
-        let is_old = self.compared > tail && self.is_long_ago(now);
-        if self.was_bad || self.verify.is_some() || is_old {
+        let next = |reads: &Self| span_between(tail.max(reads.compared), up_to, log);
+        if self.was_bad || self.verify.is_some() || self.comparing > 0 || next(self).is_none() {
             return;
         }
-        while self.reading.len() < READS_MAX
-            && let Some(span) = span_between(tail.max(self.compared), up_to, log)
-        {
-            self.compare_from(now, tail);
+        self.forget_old(now, tail);
+        if let Some(span) = next(self) {
+            self.compared_last = Some(now);
             self.compared = span.end.position;
             self.begin(Purpose::Verify, span);
         }
     }
 
-    fn is_long_ago(&self, now: Nanos) -> bool {
-        now.since(self.compared_at) > COMPARED_MAX
+    /// The copy is whole, or was never brought up: what is compared from now on was so at the time of the first of it.
+    pub(super) fn is_brought_up(&mut self) {
+        self.compared_last = None;
     }
 
-    /// What lies behind a position is going to be compared. Returns where to begin.
-    fn compare_from(&mut self, now: Nanos, from: u64) -> u64 {
+    /// What lies behind a position is going to be compared, but for what is no longer ago than it may be. As long as a copy is
+    /// brought up, which may take long, that counts from the last time that something was.
+    fn forget_old(&mut self, now: Nanos, from: u64) {
+        let since = self.compared_last.unwrap_or(self.compared_at);
+        if now.since(since) > COMPARED_MAX {
+            self.compared = 0;
+        }
         if self.compared <= from {
-            // Else some of it was compared longer ago.
             self.compared_at = now;
         }
-        from.max(self.compared)
     }
 
     /// Whether something waits for memory.
@@ -218,8 +224,9 @@ impl SpanReads {
     }
 
     /// Whether all was read back, and is as it should be.
-    pub(super) fn next_verified(&mut self, log: &Replica) -> Option<bool> {
+    pub(super) fn next_verified(&mut self, now: Nanos, log: &Replica) -> Option<bool> {
         let verify = self.verify?;
+        self.compared_last = self.compared_last.map(|_| now);
         if self.comparing > 0 {
             return None;
         }
@@ -241,17 +248,33 @@ impl SpanReads {
             Some((read, _)) => read,
             None => self.begin_next(log)?,
         };
-        let reading = &self.reading[read];
-        let (index, blocks) = (reading.begun, reading.span.blocks as usize);
-        let first = index * REQUEST_BLOCKS_MAX;
-        let bytes = (blocks - first).min(REQUEST_BLOCKS_MAX) * BLOCK_BYTES;
-        let Some(buf) = self.pool.alloc(bytes) else {
+        if !self.has_memory(read) {
             self.is_starved = true;
             return None;
-        };
-        let offset = self.offset_of(&reading.span) + (first * BLOCK_BYTES) as u64;
-        self.reading[read].begun += 1;
+        }
+        let reading = &mut self.reading[read];
+        let index = reading.begun;
+        let buf = reading.memory.pop_front().expect("it has some of each");
+        reading.begun += 1;
+        let span = reading.span;
+        let offset = self.offset_of(&span) + (index * REQUEST_BLOCKS_MAX * BLOCK_BYTES) as u64;
         Some((Piece { read, index }, offset, buf))
+    }
+
+    /// Have memory for the pieces of a span that are not begun: for all of them or for none, or several spans may wait for
+    /// what others hold.
+    fn has_memory(&mut self, read: usize) -> bool {
+        let reading = &mut self.reading[read];
+        if reading.begun > 0 {
+            return true;
+        }
+        let blocks = reading.span.blocks as usize;
+        let pieces = (0..blocks).step_by(REQUEST_BLOCKS_MAX);
+        let sizes = pieces.map(|first| (blocks - first).min(REQUEST_BLOCKS_MAX) * BLOCK_BYTES);
+        let memory: Option<VecDeque<BufMut>> = sizes.map(|bytes| self.pool.alloc(bytes)).collect();
+        let has_some = memory.is_some();
+        reading.memory = memory.unwrap_or_default();
+        has_some
     }
 
     fn begin_next(&mut self, log: &Replica) -> Option<usize> {
@@ -261,7 +284,8 @@ impl SpanReads {
         let (purpose, span) = if let Some(wanted) = self.wanted.pop_front() {
             wanted
         } else {
-            let verify = self.verify.as_mut().filter(|verify| !verify.is_bad)?;
+            let is_free = self.comparing == 0;
+            let verify = (self.verify.as_mut()).filter(|verify| is_free && !verify.is_bad)?;
             let span = span_between(verify.next, verify.up_to, log)?;
             verify.next = span.end.position;
             (Purpose::Verify, span)
@@ -276,6 +300,7 @@ impl SpanReads {
             purpose,
             span,
             pieces: (0..pieces).map(|_| None).collect(),
+            memory: VecDeque::new(),
             begun: 0,
             missing: pieces,
             has_failed: false,

@@ -72,10 +72,6 @@ struct Net {
     connected: BTreeSet<(Member, Member)>,
     /// Pairs whose link takes nothing at present, leader first.
     full: BTreeSet<(Member, Member)>,
-    /// Nodes whose media write nothing and read nothing at present, and reads that wait for that.
-    writes_nothing: Option<Member>,
-    reads_nothing: Option<Member>,
-    waiting: Vec<Token>,
     pool: Arc<Pool>,
     is_encrypted: bool,
     sent: usize,
@@ -247,9 +243,6 @@ impl Net {
             cut: BTreeSet::new(),
             connected: BTreeSet::new(),
             full: BTreeSet::new(),
-            writes_nothing: None,
-            reads_nothing: None,
-            waiting: Vec::new(),
             pool,
             is_encrypted,
             sent: 0,
@@ -474,10 +467,6 @@ impl Net {
     fn perform(&mut self, member: Member, act: Act) {
         let now = self.now;
         match act {
-            Act::Write { .. } if self.writes_nothing == Some(member) => {}
-            Act::Read { token, .. } if self.reads_nothing == Some(member) => {
-                self.waiting.push(token);
-            }
             Act::Write {
                 token,
                 offset,
@@ -960,39 +949,4 @@ fn write_that_fails_ends_with_its_error_and_nothing_more_is_written() {
         })
     )));
     let _ = Box::new(acts);
-}
-
-#[test]
-fn joiner_that_does_not_read_back_lets_go_of_what_it_has_not_written() {
-    let (primary, joiner) = (Member(0), Member(2));
-    let mut net = Net::new(3, AckLevel::Majority);
-    net.cut.insert((primary, joiner));
-    net.take(primary);
-    net.settle();
-    net.write(primary, 1, 1);
-    net.settle();
-    // What lies before the opening that serves is read back.
-    net.take(primary);
-    net.settle();
-    net.reads_nothing = Some(joiner);
-    net.cut.clear();
-    net.settle();
-    assert!(!net.waiting.is_empty(), "it is to read back what it has");
-    net.writes_nothing = Some(joiner);
-    // The second one waits for the first one there.
-    for byte in 2..4 {
-        net.write(primary, 1, byte);
-        net.settle();
-    }
-    assert_eq!(
-        net.participant(joiner).status().head,
-        net.committed(primary)
-    );
-    let now = net.now;
-    for token in core::mem::take(&mut net.waiting) {
-        let failed = Err(IoError::Failed);
-        net.participant(joiner).finished(now, token, failed);
-    }
-    net.participant(joiner).check_invariants();
-    assert!(net.participant(joiner).status().head < net.committed(primary));
 }

@@ -189,11 +189,11 @@ fn joiner_writes_in_any_order_and_is_whole_once_it_has_all_of_that() {
     while replica.next_message().is_some() {}
     let up_to = point(1);
     replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
+    assert_eq!(replica.next_verify(), Some(up_to));
+    replica.verified(true);
     // What comes from now on is in order.
     replica.receive(CANDIDATE, 3, &Message::Append(span(3, 3)));
     assert_eq!(replica.next_write(), None);
-    assert_eq!(replica.next_verify(), Some(up_to));
-    replica.verified(true);
     assert_eq!(
         replica.next_superblock(),
         None,
@@ -204,6 +204,29 @@ fn joiner_writes_in_any_order_and_is_whole_once_it_has_all_of_that() {
     assert!(write_superblock_beside_ack(&mut replica).is_whole);
     replica.receive(CANDIDATE, 3, &Message::Append(span(4, 4)));
     assert_eq!(replica.next_write(), None);
+}
+
+#[test]
+fn joiner_that_does_not_read_back_lets_go_of_what_it_has_not_written() {
+    let (mut replica, _) = joiner(Superblock::new(false));
+    let up_to = point(0);
+    replica.receive(CANDIDATE, 3, &Message::Verify { up_to });
+    assert_eq!(replica.next_verify(), Some(up_to));
+    replica.receive(CANDIDATE, 3, &Message::Append(span(0, 0)));
+    assert_eq!(replica.next_write(), Some(span(0, 0)));
+    // Of an opening that the superblock does not know yet.
+    let waits = SpanId {
+        incarnation: 7,
+        ..span(1, 0)
+    };
+    replica.receive(CANDIDATE, 3, &Message::Append(waits));
+    assert_eq!((replica.next_write(), replica.head()), (None, point(2)));
+    replica.verified(false);
+    replica.check_invariants();
+    assert_eq!(replica.head(), point(1), "the first one is on its way");
+    replica.written(1);
+    assert_eq!(replica.head(), point(0));
+    assert!(replica.next_superblock().unwrap().is_void());
 }
 
 fn write_superblock_beside_ack(replica: &mut Replica) -> Superblock {

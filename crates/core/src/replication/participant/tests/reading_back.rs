@@ -137,6 +137,41 @@ fn what_a_joiner_has_is_read_back_before_anybody_asks() {
     assert_eq!(places.len(), count);
 }
 
+/// Its link is made anew each minute meanwhile, as it says nothing.
+#[test]
+fn joiner_that_reads_back_for_long_reads_nothing_twice() {
+    let (mut net, first) = one_lacks_some();
+    net.participant(AWAY).doubt();
+    net.reads.clear();
+    net.held_reads = Some(Vec::new());
+    let mut seconds = 0;
+    while net.record.config.members.count() == 2 {
+        net.pass(1_000);
+        seconds += 1;
+        assert!(seconds < 5_000);
+        // Each read takes the joiner up to 100 s.
+        let held = net.held_reads.replace(Vec::new()).unwrap();
+        for (member, token, offset, buf) in held {
+            if member == AWAY && seconds % 100 > 0 {
+                let held = net.held_reads.as_mut().unwrap();
+                held.push((member, token, offset, buf));
+            } else {
+                net.end_read(member, token, offset, buf);
+            }
+        }
+        net.settle();
+    }
+    assert!(
+        seconds > 600,
+        "it takes longer than what was compared counts"
+    );
+    let tail = net.participant(AWAY).reads.offset_at(0);
+    for offset in [tail, first] {
+        let is_it = |read: &&(Member, u64)| **read == (AWAY, offset);
+        assert_eq!(net.reads.iter().filter(is_it).count(), 1);
+    }
+}
+
 #[test]
 fn what_was_bad_before_anybody_asked_is_read_once_more_when_somebody_does() {
     let mut net = joiner_of_a_long_log();
