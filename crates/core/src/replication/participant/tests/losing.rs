@@ -137,3 +137,23 @@ fn joiner_is_begun_with_anew_when_a_question_or_its_answer_was_lost() {
         assert_eq!(net.bytes(Member(2)), [1]);
     }
 }
+
+#[test]
+fn members_that_were_not_asked_what_they_have_leave_and_join() {
+    let mut net = Net::healthy(AckLevel::All);
+    net.write(Member(0), 1, 1);
+    net.settle();
+    for member in [Member(1), Member(2)] {
+        net.disconnect((Member(0), member));
+    }
+    net.connect();
+    net.send(Member(0));
+    let sent = net.wires.len();
+    (net.wires).retain(|wire| !matches!(wire.message, Message::Attach));
+    assert_eq!(net.wires.len() + 2, sent);
+    net.write(Member(0), 1, 2);
+    net.pass(20_000);
+    assert!(net.writer(Member(0)).tokens.is_empty());
+    assert_eq!(net.record.config.members.count(), 3);
+    assert_eq!(net.bytes(Member(2)), [1, 2]);
+}
