@@ -2,6 +2,7 @@
 them."""
 
 import os
+import tempfile
 import threading
 import time
 
@@ -441,6 +442,13 @@ def test_group_is_removed_before_data_is_given_up(tmp_path):
         status, text = a.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
         assert status != 200 and "no record of its group" in text, text
         away.rename(tmp_path / "records")
+        # Nor does it go while they take no new files.
+        taken = (tmp_path / "records" / "tmp").rename(tmp_path / "tmp")
+        (tmp_path / "records" / "tmp").write_text("")
+        status, text = a.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
+        assert status != 200 and "records of groups" in text and "delete it again" not in text, text
+        (tmp_path / "records" / "tmp").unlink()
+        taken.rename(tmp_path / "records" / "tmp")
         history.write(a, 50)
         history.check(a)
         a.ok("volume", "flush", "v")
@@ -462,6 +470,73 @@ def test_group_is_removed_before_data_is_given_up(tmp_path):
         assert a.json("volume", "list") == []
         a.until(lambda: not groups_left(tmp_path))
         create((a, b), tmp_path, backend=s3.url(credentials))
+        history.check(a)
+
+
+def test_volume_is_not_served_any_more_whose_group_may_be_removed(tmp_path):
+    with nodes(tmp_path) as (a, b), tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        create((a, b), tmp_path, backend=f"dir:{tmp_path}/objects")
+        history = History(103)
+        history.write(a, 50)
+        # What is written in another file system cannot be given a name among the records.
+        assert os.stat(elsewhere).st_dev != os.stat(tmp_path).st_dev
+        temporary = tmp_path / "records" / "tmp"
+        taken = temporary.rename(tmp_path / "tmp")
+        temporary.symlink_to(elsewhere)
+        status, text = a.api("DELETE", "/v1/volumes/v?remove_data=true&discard_dirty=true")
+        assert status != 200 and "delete it again" in text, text
+        temporary.unlink()
+        taken.rename(temporary)
+        # From here on the group could be gone at any moment, with what is written.
+        assert a.volume("v")["phase"] != "open"
+        with pytest.raises(Exception):
+            history.write(a, 1)
+        assert f"dir:{tmp_path}/objects" in a.ok("volume", "delete", "v")
+        for daemon in (a, b):
+            daemon.until(lambda daemon=daemon: daemon.json("volume", "list") == [])
+        a.until(lambda: not groups_left(tmp_path))
+
+
+def test_group_stays_if_something_begins_to_depend_on_a_volume_while_its_deletion_flushes(tmp_path):
+    credentials = tmp_path / "credentials"
+    credentials.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    credentials.chmod(0o600)
+    with LyingS3() as s3, nodes(tmp_path) as (a, b):
+        url = s3.url(credentials)
+        create((a, b), tmp_path, backend=url)
+        history = History(104)
+        history.write(a, 50)
+        a.ok("volume", "snapshot", "v", "first")
+        before = set(s3.objects)
+        a.ok("volume", "clone", "v@first", "w", "--backend", url.replace("bucket/volume", "bucket/clone"))
+        references = {name: s3.objects[name] for name in set(s3.objects) - before if "bucket/volume/" in name}
+        assert len(references) == 1, references
+        a.ok("volume", "delete", "w")
+        a.ok("volume", "snapshot", "v", "first", "--delete")
+        a.until(lambda: not set(references) & set(s3.objects))
+        history.write(a, 50)
+        asked, goes_on = threading.Event(), threading.Event()
+
+        def waits(handler, name, body):
+            asked.set()
+            assert goes_on.wait(60)
+            handler.put(name, body)
+        with s3.lock:
+            s3.lie, s3.told = ("put", waits), 0
+        answers = []
+        deletion = threading.Thread(target=lambda: answers.append(a.api("DELETE", "/v1/volumes/v?remove_data=true")))
+        deletion.start()
+        assert asked.wait(30)
+        # Another node that shares the store makes a clone of it.
+        with s3.lock:
+            s3.objects.update(references)
+        s3.tell("put", None)
+        goes_on.set()
+        deletion.join()
+        status, text = answers[0]
+        assert status == 409 and "it has clones" in text, text
+        assert record(a)["members"] == ["a", "b"]
+        history.write(a, 50)
         history.check(a)
 
 

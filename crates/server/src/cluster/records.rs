@@ -110,6 +110,18 @@ pub enum StoreError {
         /// Why.
         source: io::Error,
     },
+    /// Nobody can tell whether this node is there twice.
+    #[error(
+        "records of groups: {path}: it cannot be locked on a read-only NFS mount ({source}), and so this node may be running \
+         already: mount it for writing, then start the node",
+        path = path.display()
+    )]
+    NoLock {
+        /// What cannot be locked.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// This node is there twice.
     #[error(
         "records of groups: {path}: node {node} runs already: {holder}: stop that one, or give this one a `number` and an \
@@ -443,13 +455,29 @@ impl RecordStore {
         sync_directory(&self.root).map_err(io_at(&self.root))
     }
 
+    /// Whether a removal can be tried: what it reads can be read, and the directory takes new files. Nothing is changed.
+    pub fn may_remove(&self, volume: Uuid) -> Result<(), StoreError> {
+        if self.removed(volume)?.is_some() || self.read(volume)?.is_none() {
+            return Ok(());
+        }
+        let temporary = self.temporary_name();
+        let written = write_new(&temporary, b"tried").map_err(io_at(&temporary));
+        // What cannot be removed now goes when the store is opened the next time.
+        let _ = fs::remove_file(&temporary);
+        written
+    }
+
     /// Remove the group of a volume that is deleted, or detached by a node that keeps its log. Only the node that the record
     /// names may, and what it writes takes the place of the next record: either the group is removed, or another node
     /// takes it. All nodes of the last record, and those that have copies still, are to let go of them, and to say so:
     /// [`Self::gone`]. Whoever proposes something afterwards finds nothing.
+    ///
+    /// # Errors
+    /// The removal may count all the same.
     pub fn remove(&self, volume: Uuid, keeper: Option<Member>) -> Result<Removal, StoreError> {
         let directory = self.directory(volume);
         let path = directory.join(REMOVED_FILE);
+        let mut has_written = false;
         loop {
             if let Some(removed) = self.removed(volume)? {
                 let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
@@ -458,6 +486,9 @@ impl RecordStore {
                 return Ok(Removal::Done);
             }
             let Some(record) = self.read(volume)? else {
+                if has_written {
+                    return Err(absent(&directory));
+                }
                 return Ok(Removal::NoGroup);
             };
             let (Phase::Taking { candidate: named } | Phase::Serving { primary: named }) =
@@ -476,6 +507,7 @@ impl RecordStore {
             let text = sealed::encode(REMOVED, &removed).map_err(file_at(&path))?;
             // Whoever was first with that revision is seen in the next round.
             self.link_new(&self.record_path(volume, record.revision + 1), &text)?;
+            has_written = true;
         }
     }
 

@@ -223,6 +223,8 @@ pub struct VolumeReport {
     pub copying: Progress,
     /// Whether it is being given another size.
     pub is_resizing: bool,
+    /// Whether a snapshot of it is being made or removed.
+    pub is_snapshotting: bool,
 }
 
 /// One shard as a whole.

@@ -409,6 +409,7 @@ impl Served {
             log_way: (self.volume.durable_way(), self.log.cache()),
             home: self.home(),
             is_resizing: self.resizing.is_some(),
+            is_snapshotting: self.snapshotting.is_some(),
             copying: self
                 .backend
                 .copying()

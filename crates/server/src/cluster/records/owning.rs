@@ -56,6 +56,16 @@ fn open_or_make(path: &Path) -> io::Result<(File, Option<io::Error>)> {
     }
 }
 
+/// Why a file was not locked that was opened to be written, or only to be read.
+pub(super) fn not_locked(path: &Path, source: io::Error, is_writable: bool) -> StoreError {
+    // NFS locks bytes for it, which only who may write them can.
+    if !is_writable && source.raw_os_error() == Some(libc::EBADF) {
+        let path = path.to_owned();
+        return StoreError::NoLock { path, source };
+    }
+    io_at(path)(source)
+}
+
 impl RecordStore {
     /// The same of a directory that has to be there. What a crash of this node left is removed, so it must be running only
     /// once ([`Self::be_the_only_one`]), and not have begun to write.
@@ -91,7 +101,7 @@ impl RecordStore {
     /// Be the only one that runs as this node for as long as what is returned is held. `who` is what others are told.
     ///
     /// # Errors
-    /// [`StoreError::Twice`] if another one does.
+    /// [`StoreError::Twice`] if another one does, [`StoreError::NoLock`] if nobody can tell.
     pub fn be_the_only_one(&self, who: &str) -> Result<File, StoreError> {
         let path = self.root.join(format!("running-{}", self.node.0));
         let opened = open_or_make(&path).map_err(|source| StoreError::Directory {
@@ -119,7 +129,7 @@ impl RecordStore {
                     }
                     std::thread::sleep(LOCK_PAUSE);
                 }
-                Err(error) => return Err(io_at(&path)(error)),
+                Err(error) => return Err(not_locked(&path, error, unwritten.is_none())),
             }
         }
         let told = match unwritten {

@@ -460,6 +460,33 @@ fn directory_that_takes_nothing_leaves_it_unknown_and_the_record_as_it_was() {
 }
 
 #[test]
+fn removal_is_tried_before_anything_of_it_is_written() {
+    let (root, store, spec) = made();
+    store.may_remove(spec.uuid).unwrap();
+    assert_eq!(left_in_tmp(root.path()), 0);
+    let temporary = root.path().join(TEMPORARY);
+    fs::remove_dir(&temporary).unwrap();
+    fs::write(&temporary, "").unwrap();
+    store.may_remove(spec.uuid).unwrap_err();
+    assert_eq!(store.removed(spec.uuid).unwrap(), None);
+    fs::remove_file(&temporary).unwrap();
+    fs::create_dir(&temporary).unwrap();
+    assert_eq!(store.remove(spec.uuid, None).unwrap(), Removal::Done);
+    store.may_remove(spec.uuid).unwrap();
+}
+
+#[test]
+fn lock_that_read_only_nfs_refuses_is_said_to_be_that() {
+    let refused = |is_writable| {
+        let error = io::Error::from_raw_os_error(libc::EBADF);
+        owning::not_locked(Path::new("running-1"), error, is_writable)
+    };
+    let error = refused(false).to_string();
+    assert!(error.contains("read-only NFS mount"), "{error}");
+    assert!(!refused(true).to_string().contains("NFS"));
+}
+
+#[test]
 fn store_without_its_directory_says_what_to_do() {
     let root = tempfile::tempdir().unwrap();
     let absent = root.path().join("records");

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 use super::delete::forget;
 use super::encryption::plan_encryption;
-use super::groups::GroupPlan;
+use super::groups::{GroupPlan, NotRemoved};
 use super::home::{make_home, plan_home};
 use super::open::NotOpen;
 use super::replicas::close_copy;
@@ -145,7 +145,7 @@ impl Node {
             }
             // Whoever sees that its group is removed leaves it alone meanwhile.
             let _busy = self.volumes.begin(name.as_str(), "removed").ok();
-            if let Err(error) = self.groups.remove(&entry, false).await {
+            if let Err(NotRemoved { error, .. }) = self.groups.remove(&entry, false).await {
                 tracing::warn!("{error}: its group stays");
             }
             close_copy(self, &entry).await;

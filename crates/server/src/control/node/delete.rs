@@ -11,6 +11,7 @@ use hdcs_core::volume::Phase;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
+use super::groups::NotRemoved;
 use super::open::NotOpen;
 use super::places::{dirty_of_unopened, is_gone, missing_backend, wipe_home, wipe_log};
 use super::replicas::{close_copy, end_group, refuse_copy};
@@ -267,6 +268,27 @@ pub(super) async fn forget_cached(entry: &Entry, link: &Link) {
     }
 }
 
+/// Refuse what would keep the place of a volume from being given up, as long as its group is there: without it the volume
+/// can only go.
+async fn refuse_group_end(
+    node: &Node,
+    name: &str,
+    entry: &Entry,
+    options: &DeleteOptions,
+) -> Result<(), ApiError> {
+    let (layout, volumes) = (node.setup.layout(), &node.volumes);
+    // Others that share the store may have made clones since.
+    is_free_clone(name, entry, options, layout, &node.link, volumes).await?;
+    let report = node.link.report().await?;
+    let volume = find(&report, VolumeNumber(entry.number));
+    if volume.is_some_and(|volume| volume.is_resizing || volume.is_snapshotting) {
+        let why = "another snapshot or a resize is under way; wait for its end";
+        let error = ApiError::new(ErrorKind::Conflict, format!("volume {name}: {why}"));
+        return Err(error);
+    }
+    Ok(())
+}
+
 impl Node {
     /// Delete a volume.
     pub async fn delete(&self, name: &str, options: DeleteOptions) -> Result<Deleted, ApiError> {
@@ -281,6 +303,7 @@ impl Node {
             )));
         }
         let mut leaving = Leaving::Stays;
+        let mut data_trouble = None;
         let is_rest = self.catalogue.is_half_removed(&volume_name).await?;
         let begun = if is_rest {
             self.volumes
@@ -323,8 +346,11 @@ impl Node {
                         .await?
                     }
                 };
-                self.close_for_good(name, entry, &options, &mut leaving, begun.is_some())
-                    .await?
+                let (discarded, stays) = self
+                    .close_for_good(name, entry, &options, &mut leaving, begun.is_some())
+                    .await?;
+                data_trouble = stays;
+                discarded
             }
             Found::Damaged(why) if options.discard_dirty => {
                 tracing::warn!("volume {name} is deleted although {why}");
@@ -341,7 +367,7 @@ impl Node {
             }
         };
         if let Found::Entry(entry) = &slot.found
-            && let Err(error) = self.groups.remove(entry, false).await
+            && let Err(NotRemoved { error, .. }) = self.groups.remove(entry, false).await
         {
             if error.kind == ErrorKind::Conflict {
                 self.volumes.put((**entry).clone(), Some(NotOpen::Copy));
@@ -351,7 +377,6 @@ impl Node {
             return Err(did_not_end(name, &error.message, leaving, &self.volumes));
         }
         let mut is_removed = leaving == Leaving::Clone;
-        let mut data_trouble = None;
         if let (Leaving::Objects, Found::Entry(entry)) = (leaving, &slot.found) {
             // Before its directory, in which is noted that they are given up: nothing leaves any of them behind.
             match remove_objects(entry, self.setup.layout(), &self.volumes).await {
@@ -498,35 +523,53 @@ impl Node {
     }
 
     /// Give up what leaves, so that nobody can open it any more, if it is that kind of thing; before that, its group. What
-    /// another node has taken over stays.
+    /// another node has taken over stays, and what is refused when the group is removed already, which is said.
     async fn give_up_place(
         &self,
         name: &str,
         entry: &Entry,
+        options: &DeleteOptions,
         leaving: Leaving,
         has_begun: bool,
-    ) -> Result<Leaving, ApiError> {
+    ) -> Result<(Leaving, Option<String>), ApiError> {
         if leaving.given_up().is_none() {
-            return Ok(leaving);
+            return Ok((leaving, None));
         }
         if !has_begun {
+            if entry.is_replicated {
+                refuse_group_end(self, name, entry, options).await?;
+            }
             self.catalogue.note_given_up(entry, leaving).await?;
         }
         // First of all, lest another node take a volume over that has no data any more.
-        if let Err(error) = self.groups.remove(entry, false).await {
-            if !has_begun {
-                self.catalogue.keep_after_all(entry).await;
+        match self.groups.remove(entry, false).await {
+            Ok(()) => {}
+            Err(NotRemoved {
+                error,
+                is_certain: true,
+            }) => {
+                if !has_begun {
+                    self.catalogue.keep_after_all(entry).await;
+                }
+                return Err(error);
             }
-            return Err(error);
+            // The removal may count by now, or soon: what is written to it from here on would be lost.
+            Err(NotRemoved { error, .. }) => {
+                let closed = self.close_given_up(name, entry, false, CLOSE_TIME_MAX);
+                if let Err(error) = closed.await {
+                    tracing::warn!("{error}");
+                }
+                return Err(did_not_end(name, &error.message, leaving, &self.volumes));
+            }
         }
         let number = VolumeNumber(entry.number);
         let given_up = give_up_clone(name, number, &self.link, &self.flushes).await;
         end_group(self, entry).await;
         match given_up {
-            Ok(true) => Ok(leaving),
+            Ok(true) => Ok((leaving, None)),
             Ok(false) => {
                 self.catalogue.keep_after_all(entry).await;
-                Ok(Leaving::Stays)
+                Ok((Leaving::Stays, None))
             }
             Err(NotKept { error, is_refused }) if is_refused && !has_begun => {
                 self.catalogue.keep_after_all(entry).await;
@@ -534,8 +577,12 @@ impl Node {
                 if leaving == Leaving::Clone && !entry.is_replicated {
                     return Err(error);
                 }
-                tracing::warn!("{error}: what the volume has in its store stays there");
-                Ok(Leaving::Stays)
+                let stays = format!(
+                    "what it has in its store stays there, and nothing removes it any more: {}",
+                    error.message
+                );
+                tracing::warn!("volume {name}: {stays}");
+                Ok((Leaving::Stays, Some(stays)))
             }
             // It may be given up all the same, or be so later: what is written to it from here on would be lost.
             Err(NotKept { error, .. }) => {
@@ -547,7 +594,8 @@ impl Node {
         }
     }
 
-    /// Close a volume that will be deleted; returns the dirty bytes that this loses.
+    /// Close a volume that will be deleted; returns the dirty bytes that this loses, and why something stays in its store that
+    /// was to go.
     async fn close_for_good(
         &self,
         name: &str,
@@ -555,14 +603,18 @@ impl Node {
         options: &DeleteOptions,
         leaving: &mut Leaving,
         has_begun: bool,
-    ) -> Result<u64, ApiError> {
+    ) -> Result<(u64, Option<String>), ApiError> {
         let number = VolumeNumber(entry.number);
         let report = self.link.report().await?;
         let volume = find(&report, number);
         let Some(volume) = volume.filter(|volume| volume.phase == Phase::Open) else {
             let is_closing = volume.is_some_and(|volume| volume.phase == Phase::Closing);
+            // What it writes to its log may wait for members that are letting go of their copies.
+            if has_begun && is_closing && self.groups.remove(entry, false).await.is_ok() {
+                end_group(self, entry).await;
+            }
             let unopened = self.give_up_unopened(name, entry, options, has_begun, is_closing);
-            return unopened.await;
+            return Ok((unopened.await?, None));
         };
         let dirty = volume.stats.dirty_bytes;
         let asks = !options.discard_dirty && !has_begun;
@@ -599,7 +651,9 @@ impl Node {
                 })?;
         }
         let ends_group = entry.is_replicated && leaving.given_up().is_some();
-        *leaving = self.give_up_place(name, entry, *leaving, has_begun).await?;
+        let given_up = self.give_up_place(name, entry, options, *leaving, has_begun);
+        let stays;
+        (*leaving, stays) = given_up.await?;
         let is_given_up = leaving.given_up().is_some();
         // What is given up takes nothing any more, and a log without its group gives nothing.
         let destage = asks && !is_given_up && !ends_group;
@@ -616,7 +670,7 @@ impl Node {
             // Whatever happens from here on, it can only be deleted.
             return Err(did_not_end(name, &error.message, *leaving, &self.volumes));
         }
-        Ok(if asks { 0 } else { dirty })
+        Ok((if asks { 0 } else { dirty }, stays))
     }
 
     /// Close a volume whose place is given up, if it leaves it.

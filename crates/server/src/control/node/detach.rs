@@ -10,6 +10,7 @@ use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
 use super::delete::{Leaving, forget_cached};
+use super::groups::NotRemoved;
 use super::open::NotOpen;
 use super::places::dirty_of_unopened;
 use super::replicas::{close_copy, refuse_copy};
@@ -46,7 +47,7 @@ impl Node {
         let dirty_bytes_left = self.let_go(name, &entry, options).await?;
         let layout = self.setup.layout().clone();
         let number = self.catalogue.next_number(name).await?;
-        if let Err(error) = self.groups.remove(&entry, true).await {
+        if let Err(NotRemoved { error, .. }) = self.groups.remove(&entry, true).await {
             if error.kind == ErrorKind::Conflict {
                 self.volumes.put(entry, Some(NotOpen::Copy));
                 return Err(error);

@@ -160,6 +160,21 @@ fn check_nodes(cluster: &Cluster, request: &GroupRequest) -> Result<Nodes, Strin
     Ok(nodes)
 }
 
+/// Why the group of a volume was not removed.
+#[derive(Debug)]
+pub(in crate::control) struct NotRemoved {
+    pub error: ApiError,
+    /// Whether it is certain that nothing was written, and will not be.
+    pub is_certain: bool,
+}
+
+impl From<ApiError> for NotRemoved {
+    fn from(error: ApiError) -> Self {
+        let is_certain = true;
+        Self { error, is_certain }
+    }
+}
+
 /// The groups of the cluster.
 pub(in crate::control) struct Groups {
     setup: Arc<Setup>,
@@ -320,15 +335,22 @@ impl Groups {
 
     /// Remove the group of a volume that goes: the other nodes let go of their copies by themselves. That no group is
     /// found is an error if this node serves it: the records are there, and not to be seen.
-    pub async fn remove(&self, entry: &Entry, is_kept_here: bool) -> Result<(), ApiError> {
+    pub async fn remove(&self, entry: &Entry, is_kept_here: bool) -> Result<(), NotRemoved> {
         if !entry.is_replicated {
             return Ok(());
         }
         let keeper = is_kept_here.then_some(self.cluster()?.own.member);
         let uuid = entry.uuid;
-        let removed = self.ask_store(move |store| store.remove(uuid, keeper));
         let name = entry.name.as_str();
-        let is_found = match removed.await.map_err(|error| at_volume(name, error))? {
+        // Most of what is in the way is found before anything is written.
+        let tried = self.ask_store(move |store| store.may_remove(uuid)).await;
+        tried.map_err(|error| at_volume(name, error))?;
+        let removed = self.ask_store(move |store| store.remove(uuid, keeper));
+        let unknown = |error| NotRemoved {
+            error: at_volume(name, error),
+            is_certain: false,
+        };
+        let is_found = match removed.await.map_err(unknown)? {
             Removal::Done => true,
             Removal::NoGroup => false,
             Removal::Another(node) => {
@@ -336,7 +358,7 @@ impl Groups {
                 let message = format!(
                     "volume {name}: node {node} has its group by now, and so it stays: ask there (`hdcs group show {name}`)"
                 );
-                return Err(ApiError::new(ErrorKind::Conflict, message));
+                return Err(ApiError::new(ErrorKind::Conflict, message).into());
             }
         };
         if is_found || !self.is_served(uuid) {
@@ -346,7 +368,8 @@ impl Groups {
         Err(failed(format!(
             "volume {name}: no record of its group is in {records}: see that all nodes have the same directory there, and \
              try again"
-        )))
+        ))
+        .into())
     }
 
     /// This node has nothing of a volume any more whose group was removed.
