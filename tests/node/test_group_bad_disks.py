@@ -107,3 +107,23 @@ def test_copy_is_opened_while_the_records_are_read_only(tmp_path):
         history.check(b)
         history.write(b, 50)
         comes_back(a, b)
+
+
+@needs_root
+def test_primary_that_started_while_the_records_were_read_only_serves_once_they_are_not(tmp_path):
+    with small_file_system(tmp_path / "disk", "1m") as disk, \
+            nodes(tmp_path, **records_on_a_disk_of_their_own(disk)) as (a, b):
+        create((a, b), tmp_path)
+        history = History(35)
+        history.write(a, 50)
+        a.kill()
+        b.kill()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        a.start()
+        b.start()
+        a.tells("records of groups")
+        assert a.volume("v")["state"] == "standby"
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        a.until(lambda: a.volume("v")["state"] == "healthy")
+        history.check(a)
+        history.write(a, 50)

@@ -281,12 +281,20 @@ impl Replicas {
     /// Ask for the group, as its candidate.
     async fn take(&self, volume: Uuid, record: &GroupRecord) {
         let taking = record.taking(self.0.me);
+        let revision = taking.revision;
         self.with(volume, |known| {
             known.epoch = taking.epoch;
             known.serving = Serving::No;
             known.stopped = None;
         });
         self.ask(volume, taking, Vec::new()).await;
+        self.with(volume, |known| {
+            let last = known.record.as_ref();
+            if last.is_none_or(|last| last.revision < revision) {
+                // It was not written: whom the record calls the primary asks for it at the next look again.
+                known.epoch = 0;
+            }
+        });
     }
 
     /// What this node's copy is and has.
