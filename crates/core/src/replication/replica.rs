@@ -703,6 +703,7 @@ impl Replica {
         self.submitted = 0;
         self.head = self.wanted.tail;
         self.durable = self.wanted.tail;
+        self.unordered = 0;
         self.wanted.cut_position = self.wanted.tail.position;
         self.wanted.void_before = VOID;
         self.wanted.is_whole = false;
@@ -877,6 +878,7 @@ impl Replica {
         assert!(self.superblock.promised <= self.wanted.promised);
         assert!(self.superblock.incarnation <= self.wanted.incarnation);
         assert!(self.durable.position <= self.head.position);
+        assert!(self.unordered <= self.head.position);
         assert!(self.in_flight <= self.submitted && self.submitted <= self.spans.len());
         let mut at = None;
         for held in &self.spans {
