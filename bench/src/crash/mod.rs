@@ -172,7 +172,13 @@ pub fn run(options: &Options) -> Result<()> {
     );
     let lab = Lab::at(&options.hdcs, &options.data)?;
     let directory = lab.directory();
-    let result = Test::create(options, seed, directory).and_then(|mut test| test.all_rounds(seed));
+    let result = Test::create(options, seed, directory).and_then(|mut test| {
+        let result = test.all_rounds(seed);
+        if result.is_err() && test.disk.is_some() {
+            power::let_watch_look();
+        }
+        result
+    });
     if result.is_err() {
         println!(
             "crash: FAILED with seed {seed}; the data is kept in {}",

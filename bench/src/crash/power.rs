@@ -23,6 +23,8 @@ use crate::process::{Server, output_of};
 pub const TOOL_ENDED: i32 = 75;
 /// How often it is looked whether the tools are there.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// How long after something failed it is still looked: what uses the disk may notice first.
+const LOOK_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Size of the disk.
 const DISK_BYTES: u64 = 1 << 30;
 
@@ -245,6 +247,11 @@ fn watch(tools: &Weak<Mutex<Tools>>, directory: &Path) {
         drop(tools);
         thread::sleep(LOOK_PERIOD);
     }
+}
+
+/// Something failed: give [`watch`] the time to see whether that was because a tool of the disk had ended.
+pub fn let_watch_look() {
+    thread::sleep(LOOK_AFTER_FAILURE);
 }
 
 impl Drop for PowerDisk {

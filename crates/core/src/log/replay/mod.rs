@@ -34,7 +34,8 @@
 //!     behind the last span, at the next lap, at the second look, and as evidence. What the superblock calls known to have
 //!     been durable never lies behind a cut, so a log that ends before that has lost something, cut or not.
 //! 11. What lies behind the cut of a copy that is being brought up was written in any order, and is no evidence
-//!     ([`crate::format::Membership::proves`]).
+//!     ([`crate::format::Membership::proves`]), but for a span of an opening that the superblock does not know: a newer
+//!     superblock was durable before that was written, and is lost.
 //!
 //! It must not write: a failed opening leaves the device as it was. A replay needs no volume: one of a member's copy is
 //! asked for its spans ([`Found::Span`]) and its [superblock](Replay::superblock), and its log is dropped.
@@ -687,7 +688,8 @@ impl Replay {
             let position = header.position.get();
             header.log == superblock.log
                 && !superblock.voids(position, header.incarnation.get())
-                && superblock.proves(position)
+                && (superblock.proves(position)
+                    || header.incarnation.get() > superblock.incarnation.get())
                 && position >= self.cursor
                 && (position - self.cursor).is_multiple_of(superblock.ring_blocks.get())
         })
