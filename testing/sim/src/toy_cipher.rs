@@ -12,33 +12,35 @@ use crate::content::mix;
 /// From here on numbers are those of compressed lines.
 const PACKED_NUMBERS: u64 = 1 << 40;
 
-/// Adds to every byte what the number of its block and its place make: not its own inverse.
+/// Adds to every eight bytes what the number of their block and their place make: not its own inverse. Simulators spend much
+/// of their time here, so it is as simple as that.
 #[derive(Debug)]
 pub struct ToyCipher(pub u64);
 
 impl ToyCipher {
-    fn pad(&self, number: u64) -> impl Iterator<Item = u8> {
-        let mut state = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        std::iter::from_fn(move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            Some(state as u8)
-        })
+    /// Give each eight bytes, as a number, another value, which their pad makes.
+    fn change(&self, number: u64, block: &mut [u8], change: impl Fn(u64, u64) -> u64) {
+        let mut pad = mix(self.0 ^ mix(number));
+        let (words, rest) = block.as_chunks_mut();
+        for word in words {
+            *word = change(u64::from_le_bytes(*word), pad).to_le_bytes();
+            pad = pad.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        }
+        // The low bytes of a sum follow from the low bytes.
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        last = change(u64::from_le_bytes(last), pad).to_le_bytes();
+        rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 
 impl BlockCipher for ToyCipher {
     fn encrypt(&self, number: u64, block: &mut [u8]) {
-        for (byte, pad) in block.iter_mut().zip(self.pad(number)) {
-            *byte = byte.wrapping_add(pad);
-        }
+        self.change(number, block, u64::wrapping_add);
     }
 
     fn decrypt(&self, number: u64, block: &mut [u8]) {
-        for (byte, pad) in block.iter_mut().zip(self.pad(number)) {
-            *byte = byte.wrapping_sub(pad);
-        }
+        self.change(number, block, u64::wrapping_sub);
     }
 }
 
