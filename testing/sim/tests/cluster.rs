@@ -49,6 +49,10 @@ fn cluster_seeds_hold_and_cover() {
 const SEEDS: &[u64] = &[
     // A copy that had rotted was removed while the record was on its way that left its node alone.
     1_016_245,
+    // Of three members one had damage and one ended before the tail: neither could leave before the other was there.
+    6_000_330,
+    // What rotted lay behind the cut of a joiner, where nothing is proof.
+    20_000_322,
 ];
 
 #[test]

@@ -13,8 +13,9 @@
 //! | link of a member | sent | goes to |
 //! |---|---|---|
 //! | Away | – | Attaching: connected |
-//! | Attaching | Attach | InStep: it has what it said, all of it ours; else it leaves |
-//! | InStep | changes, spans | Away: disconnected |
+//! | Attaching | Attach | InStep: it has what it said, all of it ours; Cuts: that ends before the tail; else it leaves |
+//! | Cuts | JoinAt the tail | InStep: its copy, which is whole, goes on there |
+//! | InStep | changes, spans | Attaching: what it needs next has gone; Away: disconnected |
 //!
 //! A joiner's is in [`super::resync`].
 //!
@@ -320,13 +321,13 @@ impl Group {
                     Some(next) => next.start == copy.head,
                     None => log.head() == copy.head,
                 };
-                let joined = self.record.config.members.joined(from);
+                let seat = self.record.config.members.joined(from);
+                let joined = seat.unwrap_or(other.joined);
                 let is_ours = copy.promised == self.record.epoch
-                    && copy.joined == joined.unwrap_or(other.joined)
+                    && copy.joined == joined
                     && copy.is_whole
-                    && copy.head.position >= other.durable
-                    && follows;
-                if is_ours {
+                    && copy.head.position >= other.durable;
+                if is_ours && follows {
                     other.link = Link::InStep;
                     other.sent = copy.head.position;
                     other.durable = copy.head.position;
@@ -334,6 +335,13 @@ impl Group {
                     let says = copy.says(&self.change);
                     other.named = if says { self.change.number } else { 0 };
                     other.told = other.named;
+                } else if is_ours && copy.head.position < self.change.tail.position {
+                    // To leave it might have to wait for others that cannot be had, and it lost nothing.
+                    let cut = resync::cut(&[], log, self.change, joined);
+                    other.link = Link::Joining(Step::Cuts {
+                        cut,
+                        is_sent: false,
+                    });
                 } else {
                     // It stays like this until the record without it is there, and joins then.
                     self.suspect(from);
@@ -356,6 +364,7 @@ impl Group {
 
     fn receive_of_joiner(&mut self, from: Member, step: Step, message: &Message, log: &impl Spans) {
         let (change, revision) = (self.change, self.record.revision);
+        let is_member = self.record.config.members.contains(from);
         let Some(other) = self.others.get_mut(&from) else {
             return;
         };
@@ -375,6 +384,12 @@ impl Group {
                 other.durable = cut.at.position;
                 other.named = cut.change.number;
                 other.told = other.named;
+                if is_member {
+                    // Its superblock does not say yet where the opening begins: it is told again.
+                    (other.named, other.told) = (0, 0);
+                    other.link = Link::InStep;
+                    return;
+                }
                 let least = log.head().position;
                 Step::Streams { least }
             }
@@ -602,7 +617,11 @@ impl Group {
                 {
                     link
                 }
-                (Link::Attaching { .. } | Link::InStep, false) => Link::Joining(Step::FIRST),
+                // So does a member that was to go on at the tail.
+                (
+                    Link::Attaching { .. } | Link::InStep | Link::Joining(Step::Cuts { .. }),
+                    false,
+                ) => Link::Joining(Step::FIRST),
                 (Link::Joining(_), true) => Link::Attaching { is_sent: false },
                 (link, _) => link,
             };
@@ -654,10 +673,13 @@ impl Group {
             return None;
         }
         let other = self.others.get(&to)?;
-        let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
-        if takes && !follows(log, other.sent) {
-            // What a joiner needs next has gone: a point further on is agreed upon.
-            self.bring_up_anew(to);
+        if !follows(log, other.sent) {
+            // What it needs next has gone: a point further on is agreed upon.
+            match other.link {
+                Link::InStep => self.connected(to),
+                Link::Joining(step) if step.takes_spans() => self.bring_up_anew(to),
+                _ => {}
+            }
         }
         let (change, committed) = (self.change, self.committed);
         let other = self.others.get_mut(&to)?;
@@ -725,7 +747,7 @@ impl Progress {
     fn next_span(&mut self, log: &impl Spans) -> Option<Message> {
         let next = log.span_after(self.sent)?;
         if next.start.position != self.sent {
-            // It has gone: the member misses its deadline.
+            // It has gone. A joiner that may be a member misses its deadline.
             return None;
         }
         self.sent = next.end.position;
@@ -751,248 +773,4 @@ fn point_at(log: &impl Spans, position: u64, tail: Point) -> Option<Point> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::super::SpanId;
-    use super::super::message::Copy;
-    use super::super::record::AckLevel;
-    use super::super::replica::{Replica, Superblock};
-    use super::*;
-
-    const EPOCH: u64 = 1;
-
-    /// The primary of so many, with an empty log.
-    pub(in super::super) fn group_of(count: u16, ack: AckLevel) -> (Group, Replica) {
-        let change = Change {
-            number: 1,
-            incarnation: 1,
-            ..Change::default()
-        };
-        let record = GroupRecord::of_members(count, ack);
-        let group = Group::new(Member(0), record, Point::default(), change);
-        (group, Replica::new(Superblock::new(true), 64, []))
-    }
-
-    /// The primary of three.
-    pub(super) fn group(ack: AckLevel) -> (Group, Replica) {
-        group_of(3, ack)
-    }
-
-    pub(super) fn append(log: &mut Replica) {
-        let start = log.head();
-        let end = Point {
-            position: start.position + 1,
-            chain: start.position + 100,
-        };
-        log.append(
-            EPOCH,
-            SpanId {
-                start,
-                end,
-                blocks: 1,
-                incarnation: 1,
-                evidence: 0,
-            },
-        );
-        let span = log.next_write().unwrap();
-        log.written(span.end.position);
-    }
-
-    pub(super) fn messages(group: &mut Group, log: &Replica) -> alloc::vec::Vec<(Member, Message)> {
-        let others: alloc::vec::Vec<Member> = group.others().collect();
-        let mut messages = alloc::vec::Vec::new();
-        for to in others {
-            while let Some(message) = group.next_message(to, log) {
-                messages.push((to, message));
-            }
-        }
-        messages
-    }
-
-    pub(in super::super) fn attach(group: &mut Group, log: &Replica, member: u16) {
-        group.connected(Member(member));
-        messages(group, log);
-        group.receive(Member(member), &Message::Attached(Copy::empty(EPOCH)), log);
-    }
-
-    #[test]
-    fn commit_waits_for_as_many_as_the_level_wants() {
-        for (ack, committed) in [
-            (AckLevel::One, [1, 1, 1]),
-            (AckLevel::Majority, [0, 1, 1]),
-            (AckLevel::All, [0, 0, 1]),
-        ] {
-            let (mut group, mut log) = group(ack);
-            attach(&mut group, &log, 1);
-            attach(&mut group, &log, 2);
-            append(&mut log);
-            assert_eq!(messages(&mut group, &log).len(), 2);
-            group.own_durable(1);
-            assert_eq!(group.committed(), committed[0], "{ack:?}");
-            for member in [1, 2] {
-                group.receive(Member(member), &Message::Ack { durable: 1 }, &log);
-                assert_eq!(group.committed(), committed[usize::from(member)], "{ack:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn acknowledgement_of_what_was_not_sent_does_not_count() {
-        let (mut group, mut log) = group(AckLevel::All);
-        attach(&mut group, &log, 1);
-        attach(&mut group, &log, 2);
-        append(&mut log);
-        group.own_durable(1);
-        for member in [1, 2] {
-            group.receive(Member(member), &Message::Ack { durable: 9 }, &log);
-        }
-        assert_eq!(group.committed(), 0);
-        group.check_invariants();
-    }
-
-    #[test]
-    fn of_two_that_are_late_the_one_leaves_first_that_lacks_what_was_committed() {
-        for late in [[1, 2], [2, 1]] {
-            let (mut group, mut log) = group(AckLevel::Majority);
-            attach(&mut group, &log, 1);
-            attach(&mut group, &log, 2);
-            append(&mut log);
-            messages(&mut group, &log);
-            group.own_durable(1);
-            group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
-            assert_eq!(group.committed(), 1);
-            for member in late {
-                group.suspect(Member(member));
-            }
-            let next = group.next_record().unwrap();
-            assert!(!next.config.members.contains(Member(1)), "{late:?}");
-        }
-    }
-
-    #[test]
-    fn leave_waits_until_others_have_what_was_committed() {
-        let (mut group, mut log) = group(AckLevel::Majority);
-        attach(&mut group, &log, 1);
-        attach(&mut group, &log, 2);
-        append(&mut log);
-        messages(&mut group, &log);
-        group.own_durable(1);
-        group.receive(Member(1), &Message::Ack { durable: 1 }, &log);
-        assert_eq!(group.committed(), 1);
-        // Two of the three have it; without the first one, one of the two that are left.
-        group.suspect(Member(1));
-        assert_eq!(group.next_record(), None);
-        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
-        let record = group.next_record().unwrap();
-        assert!(!record.config.members.contains(Member(1)));
-        assert_eq!(group.next_record(), None, "it is asked for once");
-        group.seen(&record);
-        assert_eq!(group.record(), &record);
-    }
-
-    #[test]
-    fn commits_wait_for_members_before_and_after_a_change() {
-        let (mut group, mut log) = group(AckLevel::All);
-        attach(&mut group, &log, 1);
-        attach(&mut group, &log, 2);
-        group.suspect(Member(1));
-        let record = group.next_record().unwrap();
-        append(&mut log);
-        messages(&mut group, &log);
-        group.own_durable(1);
-        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
-        assert_eq!(
-            group.committed(),
-            0,
-            "the record may still name the first one"
-        );
-        group.seen(&record);
-        assert_eq!(group.committed(), 1);
-    }
-
-    #[test]
-    fn primary_is_fenced_by_a_promise_or_a_record() {
-        let (mut first, log) = group(AckLevel::All);
-        first.receive(Member(1), &Message::Fenced { promised: 2 }, &log);
-        assert!(first.is_fenced());
-        let (mut second, _) = group(AckLevel::All);
-        let taking = second.record().taking(Member(2));
-        second.seen(&taking);
-        assert!(second.is_fenced() && second.next_record().is_none());
-    }
-
-    #[test]
-    fn member_whose_copy_somebody_else_brought_up_is_to_leave() {
-        let (mut group, log) = group(AckLevel::Majority);
-        attach(&mut group, &log, 2);
-        group.connected(Member(1));
-        messages(&mut group, &log);
-        let copy = Copy {
-            joined: 5,
-            ..Copy::empty(EPOCH)
-        };
-        group.receive(Member(1), &Message::Attached(copy), &log);
-        let record = group.next_record().unwrap();
-        assert!(!record.config.members.contains(Member(1)));
-    }
-
-    #[test]
-    fn member_that_has_less_than_it_had_said_is_to_leave() {
-        let (mut group, mut log) = group(AckLevel::Majority);
-        attach(&mut group, &log, 1);
-        append(&mut log);
-        messages(&mut group, &log);
-        group.own_durable(1);
-        group.receive(Member(1), &Message::Ack { durable: 1 }, &log);
-        attach(&mut group, &log, 2);
-        messages(&mut group, &log);
-        group.receive(Member(2), &Message::Ack { durable: 1 }, &log);
-        group.disconnected(Member(1));
-        attach(&mut group, &log, 1);
-        let record = group.next_record().unwrap();
-        assert!(!record.config.members.contains(Member(1)));
-    }
-
-    fn next_change(group: &Group) -> Change {
-        Change {
-            is_unflushed: true,
-            ..group.change()
-        }
-    }
-
-    #[test]
-    fn change_is_retired_once_enough_superblocks_say_it() {
-        let (mut group, log) = group(AckLevel::Majority);
-        attach(&mut group, &log, 1);
-        attach(&mut group, &log, 2);
-        let number = group.set_change(next_change(&group));
-        assert_eq!(number, 2);
-        // It was not told yet: such an answer does not count.
-        group.own_named(number);
-        group.receive(Member(1), &Message::Named { number }, &log);
-        assert!(!group.is_retired());
-        assert_eq!(messages(&mut group, &log).len(), 2);
-        group.receive(Member(1), &Message::Named { number: 9 }, &log);
-        assert!(!group.is_retired());
-        group.receive(Member(1), &Message::Named { number }, &log);
-        assert_eq!(group.retired(), 2);
-        group.check_invariants();
-    }
-
-    #[test]
-    fn member_is_told_again_what_its_superblock_does_not_say() {
-        let (mut group, log) = group(AckLevel::All);
-        attach(&mut group, &log, 1);
-        attach(&mut group, &log, 2);
-        let number = group.set_change(next_change(&group));
-        group.own_named(number);
-        messages(&mut group, &log);
-        group.receive(Member(2), &Message::Named { number }, &log);
-        group.disconnected(Member(1));
-        attach(&mut group, &log, 1);
-        let told = group.next_message(Member(1), &log);
-        assert_eq!(told, Some(Message::Superblock(group.change())));
-        assert_eq!(group.next_message(Member(2), &log), None);
-        group.receive(Member(1), &Message::Named { number }, &log);
-        assert!(group.is_retired());
-    }
-}
+pub(super) mod tests;

@@ -813,13 +813,10 @@ impl Replica {
         }
         let cut = asked.what;
         if self.superblock.promised == asked.epoch && self.is_cut(&cut) {
-            self.cut = None;
-            if self.content == Content::GivenUp {
-                self.content = Content::Sound;
-            }
-            self.send(asked.by, asked.epoch, Message::HasCut(cut));
+            self.has_cut(asked);
             return;
         }
+        let goes_on = self.goes_on_at(&cut);
         let keeps = self.has(cut.at) && cut.at.position >= self.superblock.tail.position;
         if keeps {
             self.spans.truncate(self.ended_by(cut.at.position));
@@ -850,8 +847,30 @@ impl Replica {
                 cut.void_before
             },
             joined: cut.joined,
-            is_whole: false,
+            is_whole: goes_on,
         };
+        if self.is_settled() {
+            // The superblock had said so before.
+            self.has_cut(asked);
+        }
+    }
+
+    fn has_cut(&mut self, asked: Asked<Cut>) {
+        self.cut = None;
+        if self.content == Content::GivenUp {
+            self.content = Content::Sound;
+        }
+        self.send(asked.by, asked.epoch, Message::HasCut(asked.what));
+    }
+
+    /// Whether a whole copy is still whole after this cut: it goes on at the tail, before which it may lack something, since all
+    /// of that is in the backend. What it has behind the tail is given again, and is the same there, or void.
+    fn goes_on_at(&self, cut: &Cut) -> bool {
+        let last = &self.superblock;
+        last.is_whole
+            && self.content == Content::Sound
+            && last.joined == cut.joined
+            && cut.at == cut.change.tail
     }
 
     /// Whether the durable superblock and the spans say that it was cut there.
@@ -859,7 +878,7 @@ impl Replica {
         let last = &self.superblock;
         last.cut_position == cut.at.position
             && (last.is_void() || last.void_before == cut.void_before)
-            && !last.is_whole
+            && last.is_whole == self.goes_on_at(cut)
             && self.durable == cut.at
             && last.joined == cut.joined
             && last.incarnation >= cut.change.incarnation

@@ -76,7 +76,7 @@ impl Step {
 }
 
 /// Where the copy of a joiner is cut whose spans end at `points`, if the log is `log` and begins at what `change` calls its
-/// tail; the revision of the record is `joined`.
+/// tail; the revision of the record is `joined`. Without points, as for a member that ends before the tail, that is the tail.
 pub fn cut(points: &[Point], log: &impl Spans, change: Change, joined: u64) -> Cut {
     let tail = change.tail;
     let is_common = |point: &&Point| point.position >= tail.position && log.has(**point);

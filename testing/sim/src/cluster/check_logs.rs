@@ -143,15 +143,22 @@ pub(super) fn check_again(disk: &Disk, offset: u64, stored: &[Buf]) -> Result<()
     }
 }
 
-/// Check the medium of a joiner that says that it was cut.
+/// Check the medium of a joiner that says that it was cut, or of a member that was to go on at the tail, which is whole.
 pub(super) fn check_cut(cut: &Cut, superblock: Option<&LogSuperblock>) -> Result<(), Violation> {
     let says = superblock.and_then(LogSuperblock::membership);
-    let is_there = says.is_some_and(|says| says.cut_position == cut.at.position && !says.is_whole);
+    let begins_there = superblock.is_some_and(|superblock| {
+        let is_tail = superblock.tail.get() == cut.at.position && cut.at == cut.change.tail;
+        is_tail && superblock.tail_chain.get() == cut.at.chain
+    });
+    let is_there = says.is_some_and(|says| {
+        let goes_on = begins_there && says.joined == cut.joined;
+        says.cut_position == cut.at.position && (!says.is_whole || goes_on)
+    });
     if is_there {
         return Ok(());
     }
     let message = format!(
-        "a joiner was cut at {:?}, and its medium says {says:?}",
+        "a copy was cut at {:?}, and its medium says {says:?}",
         cut.at
     );
     Err(Violation::new("cut-not-durable", message))

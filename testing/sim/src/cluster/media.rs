@@ -178,7 +178,7 @@ fn rot_medium(world: &mut ClusterWorld, node: usize) {
         return;
     };
     let older = LogSuperblock::offset_of(found.superblock.sequence.get() + 1);
-    let place = match draw_rot(world, &found) {
+    let place = match draw_rot(world, node, &found) {
         _ if world.random.u8(..8) == 0 => older,
         Some(place) if is_hurt_now(world, node) => place,
         _ => return,
@@ -202,7 +202,7 @@ fn rot_in_use(world: &mut ClusterWorld, node: usize) {
     let Ok(found) = world.replay(node) else {
         return;
     };
-    let Some(place) = draw_rot(world, &found).filter(|_| is_hurt_now(world, node)) else {
+    let Some(place) = draw_rot(world, node, &found).filter(|_| is_hurt_now(world, node)) else {
         return;
     };
     let byte = place + world.random.u64(..BLOCK_BYTES as u64);
@@ -292,12 +292,18 @@ pub(super) fn may_be_corrupt(
 }
 
 /// A block of this copy's spans of which a replay can tell that it is not what was written.
-fn draw_rot(world: &mut ClusterWorld, found: &Found) -> Option<u64> {
-    let evidence = found.spans.iter().map(|span| span.evidence);
-    let known = evidence.chain([found.superblock.known_head.get()]).max()?;
+fn draw_rot(world: &mut ClusterWorld, node: usize, found: &Found) -> Option<u64> {
+    // Not what a copy that is brought up has behind its cut.
+    let proves = |span: &&SpanId| {
+        let position = span.end.position - u64::from(span.blocks);
+        found.superblock.proves(position)
+    };
+    let evidence = (found.spans.iter().filter(proves)).map(|span| span.evidence);
+    let says = world.nodes[node].superblock()?.known_head.get();
+    let known = evidence.chain([says]).max()?;
     let spans = found.spans.iter();
-    let proved: Vec<&SpanId> = spans.filter(|span| span.end.position <= known).collect();
-    let span = proved.get(world.random.usize(..proved.len().max(1)))?;
+    let durable: Vec<&SpanId> = spans.filter(|span| span.end.position <= known).collect();
+    let span = durable.get(world.random.usize(..durable.len().max(1)))?;
     let block = world.random.u64(..u64::from(span.blocks));
     Some(offset_of(found, span) + block * BLOCK_BYTES as u64)
 }

@@ -575,3 +575,43 @@ fn go_on(replica: &mut Replica, times: usize, random: &mut fastrand::Rng) {
         }
     }
 }
+
+#[test]
+fn whole_copy_goes_on_at_a_tail_that_it_lacks_and_a_joiner_is_not_whole_there() {
+    let at = |joined, tail| Cut {
+        at: point(tail),
+        void_before: 4,
+        joined,
+        change: Change {
+            number: 1,
+            tail: point(tail),
+            incarnation: 6,
+            ..Change::default()
+        },
+    };
+    for (cut, is_whole) in [(at(1, 3), true), (at(8, 3), false)] {
+        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, [span(0, 0)]);
+        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
+        let written = write_superblock(&mut replica);
+        assert_eq!(written.is_whole, is_whole);
+        assert_eq!((written.tail, written.cut_position), (point(3), 3));
+        let has_cut = Message::HasCut(cut);
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+        assert_eq!(replica.durable(), point(3));
+        // The same once more takes no superblock.
+        replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
+        assert_eq!(replica.next_superblock(), None);
+        let has_cut = Message::HasCut(cut);
+        assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+    }
+}
+
+#[test]
+fn cut_that_the_superblock_says_already_is_told_without_another_one() {
+    let (mut replica, cut) = joiner(Superblock::new(false));
+    replica.append(3, span(cut.at.position, 6));
+    replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
+    assert_eq!(replica.next_superblock(), None);
+    let has_cut = Message::HasCut(cut);
+    assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+}
