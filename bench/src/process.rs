@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fs, io, thread};
 
 use crate::failure::{Context, Failure, Result};
 
@@ -278,6 +278,36 @@ pub fn output_of(command: &mut Command) -> Result<String> {
         )));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The processors that this process may run on, by their numbers.
+pub fn processors() -> Result<Vec<usize>> {
+    // SAFETY: all zeroes is a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes at most the size of the set to it.
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) } < 0 {
+        return Err(io::Error::last_os_error()).context("sched_getaffinity");
+    }
+    let all = 0..libc::CPU_SETSIZE as usize;
+    // SAFETY: the set has a bit for each number below its size.
+    Ok(all
+        .filter(|&number| unsafe { libc::CPU_ISSET(number, &set) })
+        .collect())
+}
+
+/// Have this thread, and what it starts from now on, run on these processors alone.
+pub fn keep_to(processors: &[usize]) -> Result<()> {
+    // SAFETY: all zeroes is a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &number in processors {
+        // SAFETY: the set has a bit for each number that `processors` gave.
+        unsafe { libc::CPU_SET(number % libc::CPU_SETSIZE as usize, &mut set) };
+    }
+    // SAFETY: the call reads the set before it returns.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } < 0 {
+        return Err(io::Error::last_os_error()).context("sched_setaffinity");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | writes | durable writes with two copies (`all`) and without, at depth 32 and 1; processor time of both nodes |
 //! | memory | the same, with all files in memory |
+//! | apart | the same, with a processor for the node that serves, and one for the other node and the client |
 //! | tls | with copies, between nodes that speak TLS and nodes that do not |
 //! | reads | what the DRAM and the SSD tier answer |
 //! | alone | a volume without copies, on a node of a cluster and on one without `[cluster]` |
@@ -75,6 +76,7 @@ pub struct Options {
 enum Part {
     Writes,
     Memory,
+    Apart,
     Tls,
     Reads,
     Alone,
@@ -145,7 +147,13 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    fn start(lab: &'a Lab, name: &'static str, with_tls: bool) -> Result<Self> {
+    /// Start both nodes. If they are to be apart, what this process starts from then on stays with the second one.
+    fn start(
+        lab: &'a Lab,
+        name: &'static str,
+        with_tls: bool,
+        apart: Option<[usize; 2]>,
+    ) -> Result<Self> {
         let records = lab.path(&format!("{name}-records"));
         fs::create_dir_all(&records).context(records.display())?;
         let ports = [free_port()?, free_port()?];
@@ -157,7 +165,12 @@ impl<'a> Pair<'a> {
             }
             config.push_str(&nodes_config(ports));
         }
-        let start = |index: usize| Self::node(lab, name, &configs, index);
+        let start = |index: usize| {
+            if let Some(processors) = apart {
+                process::keep_to(&[processors[index]])?;
+            }
+            Self::node(lab, name, &configs, index)
+        };
         let nodes = [start(0)?, start(1)?];
         Ok(Self {
             lab,
@@ -403,7 +416,7 @@ pub fn run(options: &Options) -> Result<()> {
         Part::Resync,
     ];
     if needs_pair.into_iter().any(wants) {
-        let mut pair = Pair::start(&on_disk, "plain", false)?;
+        let mut pair = Pair::start(&on_disk, "plain", false, None)?;
         if wants(Part::Writes) {
             bench.writes(&pair, "disk", 0.5, 0.7)?;
         }
@@ -423,9 +436,20 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if wants(Part::Memory) {
         let in_memory = Lab::at(&options.places.hdcs, &options.memory)?;
-        let pair = Pair::start(&in_memory, "memory", false)?;
+        let pair = Pair::start(&in_memory, "memory", false, None)?;
         bench.writes(&pair, "memory", 0.6, 0.8)?;
         pair.stop()?;
+    }
+    if wants(Part::Apart) {
+        let all = process::processors()?;
+        let &[first, second, ..] = &all[..] else {
+            return Err(Failure::new("part `apart`: it takes two processors"));
+        };
+        let in_memory = Lab::at(&options.places.hdcs, &options.memory)?;
+        let pair = Pair::start(&in_memory, "apart", false, Some([first, second]))?;
+        bench.writes(&pair, "memory, apart", 0.6, 0.8)?;
+        pair.stop()?;
+        process::keep_to(&all)?;
     }
     bench.report()
 }
@@ -484,7 +508,7 @@ impl Bench<'_> {
     }
 
     fn tls(&mut self, plain: &Pair) -> Result<()> {
-        let tls = Pair::start(plain.lab, "tls", true)?;
+        let tls = Pair::start(plain.lab, "tls", true, None)?;
         let what = "durable 4k randwrite QD32 with copies: TLS, plain";
         let row = alternate(what, self.options.repeat, |index, name| {
             let pair = [&tls, plain][index];
