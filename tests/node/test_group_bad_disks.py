@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from disks import needs_root, served_disk, small_file_system
 from group_cases import SIZE, History, comes_back, create, goes_on_at, is_whole, nodes, record
-from daemon import DIRTY
+from daemon import DIRTY, Daemon, refused
 
 QUICK = {"cluster.member_deadline_ms": 500}
 
@@ -34,6 +34,12 @@ def test_member_whose_disk_fails_is_left_out_and_joins_once_it_is_good_again(tmp
         goes_on_at(a, b, history)
 
 
+def problem(daemon):
+    """What a node says is wrong with its volume, or with the copy that it should have."""
+    problems = daemon.json("status")["problems"]
+    return next((one["reason"] for one in problems if one["part"] == "volume v"), None)
+
+
 @needs_root
 def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_path):
     with nodes(tmp_path) as (a, b):
@@ -54,8 +60,15 @@ def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_p
             assert "no space" in b.log().lower()
             assert record(a)["joiners"] == ["b"]
             assert b.json("volume", "list") == []
+            status = b.json("status")
+            assert status["state"] == "degraded"
+            assert ["volume v", "error"] in [[one["part"], one["state"]] for one in status["problems"]]
+            assert "no space" in problem(b).lower()
+            a.until(lambda: "node b can be reached and has no usable copy: `hdcs status` there says why" in (problem(a) or ""))
             (b.data / "other").unlink()
             is_whole(a, 2)
+            for daemon in (a, b):
+                daemon.until(lambda daemon=daemon: problem(daemon) is None)
             history.write(a, 50)
             goes_on_at(a, b, history)
         finally:

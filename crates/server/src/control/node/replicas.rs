@@ -111,6 +111,8 @@ struct Known {
     stopped: Option<String>,
     /// Why its copy is not open, if that was tried.
     trouble: Option<String>,
+    /// What the volume is called whose copy is not open: a node without a copy has no entry of it.
+    name: String,
     status: Option<Status>,
     /// Nodes that are reached, and have said last that they have no copy that they can use.
     without: Vec<Member>,
@@ -202,7 +204,10 @@ impl Replicas {
     /// This node's copy of a volume is of no use at present.
     fn copy_failed(&self, spec: &VolumeSpecFile, error: &ApiError) {
         self.complain(&format!("volume {}: its copy: {error}", spec.name));
-        self.with(spec.uuid, |known| known.trouble = Some(error.to_string()));
+        self.with(spec.uuid, |known| {
+            known.trouble = Some(error.to_string());
+            known.name = spec.name.to_string();
+        });
     }
 
     /// Whether a volume may be open here.
@@ -685,6 +690,10 @@ async fn look_at_all(node: &Arc<Node>) {
         let me = replicas.0.me;
         let is_mine = record.config.members.contains(me) || record.joiners.contains(&me);
         if !is_mine && !forgetting::has_copy(node, volume) {
+            // What kept this node from having a copy matters no more.
+            if replicas.knows(volume) {
+                replicas.with(volume, |known| known.trouble = None);
+            }
             continue;
         }
         replicas.with(volume, |known| known.record = Some(record.clone()));

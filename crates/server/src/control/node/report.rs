@@ -91,6 +91,9 @@ fn show_group(
         }
         *reason += ")";
     }
+    if let Some(without) = replicas.without_copy(uuid) {
+        *reason += &format!("; {without}");
+    }
     if let Some(trouble) = replicas.records_trouble() {
         *reason += &format!("; {trouble}");
     }
@@ -297,6 +300,9 @@ impl Node {
                 for_ms: None,
                 reason,
             });
+        }
+        if let Some(replicas) = replicas {
+            problems.extend(replicas.missing_copies(views));
         }
         let state = if problems.is_empty() {
             State::Healthy

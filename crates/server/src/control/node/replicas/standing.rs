@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use hdcs_api::groups::ClusterStatus;
+use hdcs_api::{Problem, Volume};
 use hdcs_core::replication::Member;
 use hdcs_core::replication::participant::{Role, Status};
 use hdcs_core::replication::record::{GroupRecord, Phase};
@@ -13,6 +14,7 @@ use uuid::Uuid;
 use super::Replicas;
 use crate::control::node::lock;
 use crate::control::node::open::NotOpen;
+use crate::control::view;
 use crate::shard::groups::Move;
 
 /// For how long a primary may say nothing, at least: it sends beats in each quarter of a lease.
@@ -77,6 +79,42 @@ impl Replicas {
                 true,
             ),
         }
+    }
+
+    /// The copies that this node should have and cannot open, of volumes that are not among those shown: what keeps it from
+    /// having them.
+    pub fn missing_copies(&self, shown: &[Volume]) -> Vec<Problem> {
+        let is_shown = |uuid: &Uuid| {
+            let uuid = uuid.to_string();
+            shown.iter().any(|volume| volume.uuid == uuid)
+        };
+        let known = lock(&self.0.known);
+        let missing = known.iter().filter_map(|(uuid, known)| {
+            let trouble = known.trouble.as_ref()?;
+            let is_wanted = !known.is_removed && !known.is_absent() && !is_shown(uuid);
+            is_wanted.then(|| Problem {
+                part: format!("volume {}", known.name),
+                state: view::state(State::Error).to_owned(),
+                for_ms: None,
+                reason: format!(
+                    "this node should have a copy of its write log and has none: {trouble}"
+                ),
+            })
+        });
+        missing.collect()
+    }
+
+    /// Which nodes have said that they have no copy of a volume's log that they can use, in words.
+    pub fn without_copy(&self, volume: Uuid) -> Option<String> {
+        let without = self.with(volume, |known| known.without.clone());
+        let (nodes, have) = match &self.named(&without)[..] {
+            [] => return None,
+            [one] => (format!("node {one}"), "has"),
+            more => (format!("nodes {}", more.join(", ")), "have"),
+        };
+        Some(format!(
+            "{nodes} can be reached and {have} no usable copy: `hdcs status` there says why"
+        ))
     }
 
     /// That nothing has come from the primary for longer than it may say nothing.
