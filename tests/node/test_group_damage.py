@@ -1,10 +1,21 @@
 """Copies of write logs that rot: what others have is taken, and nothing that is wrong is shown or passed on."""
 
+from daemon import hdcs
 from group_cases import BLOCKS, History, comes_back, create, goes_on_at, is_served, is_whole, nodes, record
 from log_cases import damage, flip
 
 # Where the ring of a log begins, in bytes.
 RING_START = 32 * 4096
+
+
+def check(daemon, *parts):
+    """What the check of a node that is down says of its copy: nothing is lost that others have."""
+    done = hdcs("check", daemon.data / "volumes" / "v", "--no-backend")
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 1, said
+    for part in parts:
+        assert part in said, said
+    assert "are lost" not in said, said
 
 
 def in_log(history, index):
@@ -77,6 +88,8 @@ def test_copy_whose_data_is_damaged_is_brought_up_anew_by_itself(tmp_path):
         b.kill()
         before = record(a)["revision"]
         damage(b.log_of("v"), in_log(history, 30))
+        # Another node has it.
+        check(b, "4096 bytes of the volume in 1 places are missing here")
         b.start()
         b.tells("data blocks of its copy of the log are damaged")
         # It leaves, and joins.
@@ -156,6 +169,9 @@ def test_what_no_copy_has_whole_is_said_and_nobody_serves(tmp_path):
         assert b.volume("v")["state"] == "error"
         # Nothing was given up.
         assert [daemon.log_of("v").read_bytes()[RING_START:] for daemon in (a, b)] == before
+        # What is given up is what the log has, not what it could have.
+        lost = b.json("volume", "delete", "v", "--discard-dirty")["discarded_dirty_bytes"]
+        assert 0 < lost <= 100 * 4096, lost
 
 
 def other(daemon, name):
@@ -220,8 +236,11 @@ def test_copy_whose_spans_are_damaged_is_left_as_it_is_and_one_that_is_gone_is_b
         log = b.log_of("v")
         # The first block of the ring is the head of a span.
         flip(log, RING_START + 100)
+        check(b, "if this is a copy of a volume whose log other nodes have too")
         b.start()
-        b.tells("its copy: ")
+        # It says what becomes of it, and what to do.
+        b.tells("The copy is left as it is, and the group goes on without it. If another member's copy is whole")
+        b.tells(f"stop this node, remove {log} and start it")
         history.write(a, 50)
         assert record(a)["members"] == ["a"]
         b.kill()

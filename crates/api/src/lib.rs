@@ -243,7 +243,7 @@ pub struct DeleteOptions {
 pub struct Deleted {
     /// Its name.
     pub name: String,
-    /// Dirty bytes that were lost because `discard_dirty` said so.
+    /// Dirty bytes at most that were lost because `discard_dirty` said so.
     pub discarded_dirty_bytes: u64,
     /// Where its data is now, if it was kept, or could not be removed.
     pub data: Option<String>,

@@ -510,7 +510,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             said(json, &detached, || {
                 let left = match detached.dirty_bytes_left {
                     0 => String::new(),
-                    bytes => format!(", {bytes} dirty bytes at most are left in its log"),
+                    bytes => format!(", up to {bytes} dirty bytes are left in its log"),
                 };
                 format!(
                     "volume {name} is detached{left}: backend {}, log {}, directory {}",
@@ -532,7 +532,7 @@ pub(crate) async fn run(client: &Client, command: Command) -> Result<(), Failure
             said(json, &deleted, || {
                 let lost = match deleted.discarded_dirty_bytes {
                     0 => String::new(),
-                    bytes => format!(", {bytes} dirty bytes were discarded"),
+                    bytes => format!(", up to {bytes} dirty bytes were discarded"),
                 };
                 let kept = deleted.data.as_ref().map_or(String::new(), |data| {
                     format!(", its data is kept at {data}")

@@ -10,6 +10,7 @@
 //! fails again while the log's superblock stayed the same, or fails every time.
 
 mod cache;
+mod damage;
 pub mod home;
 mod packed;
 
@@ -21,12 +22,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use cache::{CacheSummary, CachedVolume, JournalSummary, check as check_cache};
+use damage::COPY_UNUSABLE;
 use hdcs_api::CheckReport;
 use hdcs_backend::crypt::{Encryption, LogCipher, NoCipher};
 use hdcs_core::base::buf::Pool;
 use hdcs_core::base::error::{FormatError, IoError, OpenError};
 use hdcs_core::base::io::Nanos;
-use hdcs_core::base::limits::{BLOCK_BYTES, SECTOR_BYTES};
+use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{
     CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME,
     LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock, Membership,
@@ -158,8 +160,11 @@ pub struct LogSummary {
     pub head: u64,
     /// Position of the first span whose loss is proven.
     pub broken_position: Option<u64>,
-    /// Why the log cannot be opened.
+    /// Why the log cannot be opened, or what of it is damaged.
     pub problem: Option<String>,
+    /// It can be read to its end, and only data blocks of it are damaged.
+    #[serde(skip)]
+    is_data_damaged: bool,
 }
 
 /// What is at a path.
@@ -423,6 +428,7 @@ fn summarize(
         head: 0,
         broken_position: None,
         problem: None,
+        is_data_damaged: false,
     };
     let Ok(superblock) = &LogSuperblock::in_force(found) else {
         summary.problem = Some("neither superblock can be used".to_owned());
@@ -455,7 +461,8 @@ fn summarize(
                 let why = "it holds records, which are not a volume's".to_owned();
                 summary.problem.get_or_insert(why);
             }
-            if let Some(why) = lost_with(&log) {
+            if let Some(why) = damage::lost_with(&log, superblock) {
+                summary.is_data_damaged = summary.problem.is_none();
                 summary.problem.get_or_insert(why);
             }
         }
@@ -467,23 +474,6 @@ fn summarize(
         }
     }
     Ok(Some(summary))
-}
-
-/// What is damaged of a log, and what of its volume was lost with it, in words.
-fn lost_with(log: &WriteLog) -> Option<String> {
-    let (lost, damaged) = (log.superblocks().lost(), log.superblocks().damaged_blocks());
-    let (bytes, places) = (lost.sectors() * SECTOR_BYTES as u64, lost.count());
-    if !lost.is_empty() {
-        return Some(format!(
-            "data blocks of it are, or were, damaged: {bytes} bytes of the volume in {places} places are lost; an \
-             opening saves all else"
-        ));
-    }
-    (damaged > 0).then(|| {
-        format!(
-            "{damaged} data blocks of it are damaged: all that they held was written again since, and nothing is lost"
-        )
-    })
 }
 
 fn describe((block, found): (u64, &Result<LogSuperblock, FormatError>)) -> SuperblockSummary {
@@ -523,6 +513,8 @@ pub fn dirty_of(path: &Path, uuid: Uuid, encryption: Option<&Encryption>) -> Opt
     let summary = summarize(&file, Some(uuid), encryption).ok()??;
     match summary.problem {
         None => Some((summary.data_bytes, summary.entries)),
+        // Something was lost, even if nothing is left of it.
+        Some(_) if summary.is_data_damaged => Some((summary.data_bytes, summary.entries.max(1))),
         Some(_) => None,
     }
 }
@@ -571,7 +563,7 @@ fn check_once(
         .map_err(|why| {
             format!(
                 "{shown}: no usable superblock: {why}: put a good copy of the log back, or give up what only it holds \
-                 with `hdcs volume open NAME --discard-dirty`"
+                 with `hdcs volume open NAME --discard-dirty`; {COPY_UNUSABLE}"
             )
         })?;
     if let Some(why) = foreign(superblock, uuid) {
@@ -580,11 +572,12 @@ fn check_once(
     match Encryption::of_log(encryption, superblock) {
         Ok(cipher) => {
             let log = replay(&file, superblock, None, cipher.as_ref());
-            let (log, _) = log.map_err(|error| format!("{shown}: {error}"))?;
+            let unusable = |error| format!("{shown}: {}", damage::unusable(&error, superblock));
+            let (log, _) = log.map_err(unusable)?;
             report.spans = log.spans().len() as u64;
             report.blocks = log.spans().iter().map(|span| span.blocks).sum();
             packed::check(&file, &log, cipher.as_ref()).map_err(|why| format!("{shown}: {why}"))?;
-            if let Some(why) = lost_with(&log) {
+            if let Some(why) = damage::lost_with(&log, superblock) {
                 return Err(format!("{shown}: {why}"));
             }
         }

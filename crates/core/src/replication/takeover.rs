@@ -94,7 +94,7 @@ pub enum Stop {
     #[error(
         "this node's copy of the log is damaged at {}, and no member has given that whole. If another member's \
          copy is whole, have that one take over; or put the device of one right that has them, and begin another takeover; or \
-         give up what was not flushed: delete the volume (`hdcs volume delete --discard-dirty`), and make it anew over its \
+         give up what the backend does not have: delete the volume (`hdcs volume delete --discard-dirty`), and make it anew over its \
          backend",
         Spots(.missing, *.count)
     )]

@@ -350,8 +350,8 @@ impl Groups {
         if opened.damaged_blocks > 0 {
             tracing::error!(
                 volume = %spec.volume,
-                "{} data blocks of its copy of the log are damaged: it is brought up anew while another member serves, or gets \
-                 them from others when it takes the group",
+                "{} data blocks of its copy of the log are damaged: it is brought up anew by itself while another member \
+                 serves, or gets them from others when it takes the group; look at the health of its device",
                 opened.damaged_blocks
             );
             participant.doubt();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hdcs_backend::crypt::{Encryption, LogCipher};
 use hdcs_core::base::buf::Pool;
-use hdcs_core::base::error::OpenError;
+use hdcs_core::base::error::{FormatError, OpenError};
 use hdcs_core::base::io::Nanos;
 use hdcs_core::base::limits::BLOCK_BYTES;
 use hdcs_core::format::{LOG_HEADER_BLOCKS, LogSuperblock};
@@ -52,8 +52,13 @@ pub enum CopyError {
     #[error("its log: {0}")]
     Device(#[from] DeviceError),
     /// What is on it.
-    #[error("its log: {0}")]
-    Log(#[from] OpenError),
+    #[error("its log: {error}{}", what_next(error, path))]
+    Log {
+        /// What is wrong.
+        error: OpenError,
+        /// Where the log is.
+        path: String,
+    },
     /// Its keys.
     #[error("its keys: {0}")]
     Keys(String),
@@ -78,6 +83,22 @@ pub enum CopyError {
     Alone,
 }
 
+/// What becomes of a copy that cannot be used, and what the operator can do, as the end of a sentence.
+fn what_next(error: &OpenError, path: &str) -> String {
+    let is_damaged = match error {
+        OpenError::Superblock(why) => !matches!(why, FormatError::Newer { .. }),
+        OpenError::Forged | OpenError::CorruptLog { .. } | OpenError::LostTooMuch { .. } => true,
+        _ => false,
+    };
+    if !is_damaged {
+        return String::new();
+    }
+    format!(
+        ". The copy is left as it is, and the group goes on without it. If another member's copy is whole (`hdcs group show` \
+         at the primary), stop this node, remove {path} and start it: its copy is then brought up anew"
+    )
+}
+
 /// Open a copy.
 pub fn open(
     spec: &CopySpec,
@@ -94,7 +115,7 @@ pub fn open(
         .iter()
         .find_map(|block| LogSuperblock::parse(block).ok());
     let cipher = unlocked.zip(log).map(|(keys, log)| keys.log(log.log.get()));
-    let (found, damaged_blocks) = replay(spec.volume, &device, cipher.as_ref())?;
+    let (found, damaged_blocks) = replay(spec, &device, cipher.as_ref())?;
     if found.superblock.membership().is_none() {
         return Err(CopyError::Alone);
     }
@@ -123,16 +144,20 @@ pub fn open(
 
 /// What the copy has, and how many of its data blocks are damaged.
 fn replay(
-    volume: Uuid,
+    spec: &CopySpec,
     device: &Device,
     cipher: Option<&LogCipher>,
 ) -> Result<(CopyFound, u32), CopyError> {
     let pool = Pool::new(REPLAY_POOL_BYTES);
-    let mut replay = Replay::new(*volume.as_bytes(), device.bytes());
+    let mut replay = Replay::new(*spec.volume.as_bytes(), device.bytes());
     if let Some(cipher) = cipher {
         replay.authenticate(Arc::new(cipher.clone()));
     }
     let (mut spans, mut is_done, mut damaged_blocks) = (Vec::new(), false, 0);
+    let unusable = |error| CopyError::Log {
+        error,
+        path: spec.log.path.display().to_string(),
+    };
     while !is_done && let Some(mut read) = replay.next_read(&pool) {
         device.read_now(read.offset, &mut read.buf)?;
         if let Some(cipher) =
@@ -140,14 +165,16 @@ fn replay(
         {
             cipher.decrypt(read.offset, &mut read.buf);
         }
-        replay.read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
-            Found::Span(span) => {
-                damaged_blocks += span.damaged_blocks;
-                spans.push(SpanId::from(span));
-            }
-            Found::Done => is_done = true,
-            Found::Entries(_) | Found::Record(_) => {}
-        })?;
+        replay
+            .read_done(Nanos(0), read.chunk, Ok(read.buf), |_, found| match found {
+                Found::Span(span) => {
+                    damaged_blocks += span.damaged_blocks;
+                    spans.push(SpanId::from(span));
+                }
+                Found::Done => is_done = true,
+                Found::Entries(_) | Found::Record(_) => {}
+            })
+            .map_err(unusable)?;
     }
     let superblock = *replay
         .superblock()
