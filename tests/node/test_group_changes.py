@@ -389,6 +389,19 @@ def test_writes_fail_for_want_of_members_if_that_is_wanted_and_go_on_with_them(t
         client.shutdown()
 
 
+def test_new_volume_whose_writes_fail_for_want_of_members_is_there_once_they_have_joined(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        arguments = ["--replicas", "2", "--nodes", "a,b", "--copies-min", "2", "--when-short", "error"]
+        for number in range(5):
+            name = f"v{number}"
+            a.create(name, "--backend", f"file:{tmp_path}/{name}.img", *arguments, *DIRTY, size=SIZE)
+            assert not record(a, name)["short"]
+            history = History(number)
+            history.write(a, 20, name)
+            history.check(a, name)
+        b.kill()
+
+
 def writes(client, history):
     try:
         client.pwrite(history.block(1), 0)

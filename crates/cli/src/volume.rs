@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use hdcs_api::groups::WhenShort;
 use hdcs_api::value::Value;
 use hdcs_api::{
     Auto, CreateVolume, Deleted, DetachOptions, Detached, KeyPlace, Mode, OpenVolume, OpenedVolume,
@@ -565,6 +566,13 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
     let volume: Volume = client
         .request(Method::POST, "/v1/volumes", &request)
         .await?;
+    let fails_short =
+        (request.group.as_ref()).is_some_and(|group| group.when_short == WhenShort::Error);
+    let is_short = fails_short && volume.state == "read-only";
+    let short = volume.reason.as_ref().filter(|_| is_short);
+    let short = short.map_or(String::new(), |why| {
+        format!("\nwrites fail at present: {why}")
+    });
     said(arguments.json, &volume, || {
         format!(
             "volume {} is created: {}, {}, backend {}{}",
@@ -577,7 +585,7 @@ async fn create(client: &Client, arguments: Create) -> Result<(), Failure> {
             } else {
                 ""
             }
-        )
+        ) + &short
     })
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, io};
 
+use hdcs_api::groups::WhenShort;
 use hdcs_api::{ApiError, CreateVolume, ErrorKind, Volume};
 use hdcs_backend::crypt::{Encryption, Unlocked};
 use hdcs_backend::url::BackendUrl;
@@ -251,11 +252,16 @@ async fn found(node: &Node, entry: &Entry, log: u64, plan: GroupPlan) -> Result<
     // The name is said once.
     let named = format!("volume {}: ", entry.name);
     let why = |error: ApiError| error.message.replacen(&named, "", 1);
+    let fails_short = plan.request.when_short == WhenShort::Error;
     let founded = node.groups.found(entry, log, plan).await;
     founded.map_err(why)?;
     let replicas = node.replicas.as_ref().ok_or("this node is alone")?;
     let served = replicas.await_served(entry.name.as_str(), entry.uuid);
-    served.await.map_err(why)
+    served.await.map_err(why)?;
+    if fails_short {
+        replicas.await_members(&node.link, entry).await;
+    }
+    Ok(())
 }
 
 /// Check a backend's URL; returns what is there already.

@@ -1,6 +1,6 @@
 //! What is waited for: by a node that takes a group, until it serves the volume; and by writes of a volume that is served.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hdcs_api::groups::{Takeover, TakeoverWaits};
 use hdcs_api::{ApiError, ErrorKind};
@@ -8,11 +8,18 @@ use hdcs_core::replication::Member;
 use hdcs_core::replication::group::Stage;
 use hdcs_core::replication::participant::{Role, Waits};
 use hdcs_core::replication::takeover::Stop;
+use hdcs_core::volume::Trouble;
+use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
 use super::standing::waits;
 use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX};
-use crate::control::node::{ANSWER_TIME_MAX, WATCH_PERIOD, lock};
+use crate::catalogue::Entry;
+use crate::control::link::Link;
+use crate::control::node::{ANSWER_TIME_MAX, WATCH_PERIOD, find, lock};
+
+/// How long a new volume waits for its members, whose copies are empty.
+const JOINING_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How looking at the records went.
 #[derive(Debug, Default)]
@@ -117,6 +124,27 @@ impl Replicas {
                     self.lacks(volume)
                 );
                 return refuse(ErrorKind::Timeout, why);
+            }
+            tokio::time::sleep(WATCH_PERIOD).await;
+        }
+    }
+
+    /// Wait until as many nodes as writes need have copies of a new volume's log, but no longer than they take if all is well.
+    pub async fn await_members(&self, link: &Link, entry: &Entry) {
+        let until = Instant::now() + JOINING_TIME_MAX;
+        let number = VolumeNumber(entry.number);
+        while Instant::now() < until {
+            let is_short = self.with(entry.uuid, |known| {
+                let record = known.record.as_ref();
+                record.is_none_or(|record| record.config.is_short())
+            });
+            // The data path learns it a moment later.
+            let report = link.report().await.ok();
+            let volume = report.as_ref().and_then(|report| find(report, number));
+            let waits = volume
+                .is_none_or(|volume| matches!(volume.trouble, Some((Trouble::CopiesTooFew, _))));
+            if !is_short && !waits {
+                return;
             }
             tokio::time::sleep(WATCH_PERIOD).await;
         }
