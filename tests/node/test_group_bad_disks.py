@@ -76,6 +76,13 @@ def test_copy_for_which_there_is_no_room_is_told_of_and_made_once_there_is(tmp_p
             subprocess.run(["umount", "-l", b.data], check=True)
 
 
+def fill(path):
+    """A file that takes all the room that there is."""
+    with suppress(OSError), open(path, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
 def records_on_a_disk_of_their_own(disk):
     return {"cluster.records": str(disk), "cluster.member_deadline_ms": 60_000}
 
@@ -88,9 +95,7 @@ def test_copy_is_opened_while_the_records_are_on_a_full_file_system(tmp_path):
         history = History(33)
         history.write(a, 50)
         b.kill()
-        with suppress(OSError), open(disk / "other", "wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
+        fill(disk / "other")
         b.start()
         # Each write takes its copy.
         history.write(a, 50)
@@ -140,3 +145,40 @@ def test_primary_that_started_while_the_records_were_read_only_serves_once_they_
         a.until(lambda: a.volume("v")["state"] == "healthy")
         history.check(a)
         history.write(a, 50)
+
+
+@needs_root
+def test_takeover_whose_record_cannot_be_written_says_so_and_changes_nothing(tmp_path):
+    with small_file_system(tmp_path / "disk", "1m") as disk, \
+            nodes(tmp_path, **records_on_a_disk_of_their_own(disk)) as (a, b):
+        create((a, b), tmp_path)
+        history = History(36)
+        history.write(a, 50)
+        before = record(a)
+        fill(disk / "other")
+        refused(
+            b.cli("volume", "takeover", "v"), 1, "could not be written", str(disk), "No space left",
+            "Make room there, or mount it for writing, and begin the takeover again",
+        )
+        # The primary goes on.
+        history.write(a, 50)
+        assert record(a) == before
+        (disk / "other").unlink()
+        b.ok("volume", "takeover", "v")
+        history.check(b)
+        history.write(b, 50)
+
+
+@needs_root
+def test_node_whose_data_directory_is_full_says_what_needs_room(tmp_path):
+    with nodes(tmp_path) as (a, b):
+        b.stop()
+        with small_file_system(tmp_path / "full", "1m") as disk:
+            subprocess.run(["chmod", "700", disk], check=True)
+            for name in ("node.json", "lock"):
+                shutil.copy(b.data / name, disk)
+            (disk / "volumes").mkdir()
+            fill(disk / "other")
+            full = Daemon(tmp_path / "1", b.config, data=disk)
+            full.refuses(1, "cannot start as a node of the cluster", f"{disk}/node.json", "No space left", "free some space")
+        assert a.json("volume", "list") == []

@@ -76,6 +76,14 @@ pub enum DataDirError {
         /// What happened.
         source: io::Error,
     },
+    /// A start of the node as one of a cluster could not be recorded.
+    #[error("cannot start as a node of the cluster: {path}: {source}: each start is counted there first, so that the other nodes can tell it from the last one: that takes two blocks of the file system; free some space, or have it take writes, and start the daemon again", path = path.display())]
+    NotCounted {
+        /// The identity file.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
     /// Another daemon has it.
     #[error("another daemon{holder} is using this data directory: {path}: stop that one first, or pass another --data", path = path.display())]
     Locked {
@@ -340,7 +348,10 @@ impl DataDir {
     /// The number of this run of the node among those as one of a cluster, durably.
     pub fn count_run(&mut self) -> Result<u64, DataDirError> {
         self.identity.runs += 1;
-        self.persist()?;
+        self.persist().map_err(|error| match error {
+            DataDirError::Io { path, source } => DataDirError::NotCounted { path, source },
+            other => other,
+        })?;
         Ok(self.identity.runs)
     }
 

@@ -126,6 +126,8 @@ struct Known {
     absent_since: Option<Instant>,
     /// The record that was read last.
     record: Option<GroupRecord>,
+    /// Why its next record could not be written, when that was tried last.
+    unwritten: Option<String>,
     resyncs: Resyncs,
     /// The volume was open without a group before, and clients wait for it.
     waited_for: Option<Destination>,
@@ -243,35 +245,38 @@ impl Replicas {
     async fn ask(&self, volume: Uuid, record: GroupRecord, moves: Vec<Move>) {
         let (store, asked) = (self.0.store.clone(), record.clone());
         let outcome = beside(move || match store.propose(volume, &asked) {
-            Proposed::Written => Ok(Some(asked)),
-            Proposed::Lost(newer) => Ok(Some(*newer)),
+            Proposed::Written => Ok((Some(asked), None)),
+            Proposed::Lost(newer) => Ok((Some(*newer), None)),
             Proposed::Refused(error) => {
                 tracing::warn!("a record that may not follow was not written: {error}");
-                store.read(volume)
+                store.read(volume).map(|found| (found, None))
             }
             Proposed::Unknown(error) => {
                 tracing::warn!("{error}");
-                store.read(volume)
+                let read = store.read(volume);
+                read.map(|found| (found, Some(error.to_string())))
             }
         });
-        let found = match outcome.await {
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => {
-                self.complain(&error.to_string());
-                None
-            }
-            Err(error) => {
-                self.complain(&error.to_string());
-                None
-            }
+        let outcome = match outcome.await {
+            Ok(Ok(outcome)) => Ok(outcome),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
+        let (found, unwritten) = outcome.unwrap_or_else(|error| {
+            self.complain(&error);
+            (None, Some(error))
+        });
+        let is_there = (found.as_ref()).is_some_and(|found| found.revision >= record.revision);
+        self.with(volume, |known| {
+            known.unwritten = unwritten.filter(|_| !is_there);
+        });
         if let Some(found) = &found {
             if *found == record {
                 self.note_moves(volume, &record, &moves);
             }
             self.tell(volume, found);
         }
-        if found.is_none_or(|found| found.revision < record.revision) {
+        if !is_there {
             // It is not there, whatever became of the attempt.
             tokio::time::sleep(LOOK_PERIOD).await;
             while !self.0.link.send(Command::AskAgain(volume)) {
@@ -283,8 +288,8 @@ impl Replicas {
         }
     }
 
-    /// Ask for the group, as its candidate.
-    async fn take(&self, volume: Uuid, record: &GroupRecord) {
+    /// Ask for the group, as its candidate. Returns why the record could not be written that says so, if it could not.
+    async fn take(&self, volume: Uuid, record: &GroupRecord) -> Option<String> {
         let taking = record.taking(self.0.me);
         let revision = taking.revision;
         self.with(volume, |known| {
@@ -295,11 +300,13 @@ impl Replicas {
         self.ask(volume, taking, Vec::new()).await;
         self.with(volume, |known| {
             let last = known.record.as_ref();
-            if last.is_none_or(|last| last.revision < revision) {
-                // It was not written: whom the record calls the primary asks for it at the next look again.
-                known.epoch = 0;
+            if last.is_some_and(|last| last.revision >= revision) {
+                return None;
             }
-        });
+            // It was not written: whom the record calls the primary asks for it at the next look again.
+            known.epoch = 0;
+            known.unwritten.clone()
+        })
     }
 
     /// What this node's copy is and has.
@@ -403,7 +410,13 @@ impl Replication for Replicas {
                 );
                 return Err(ApiError::new(ErrorKind::Conflict, why));
             }
-            replicas.take(spec.uuid, &record).await;
+            if let Some(why) = replicas.take(spec.uuid, &record).await {
+                return Err(failed(format!(
+                    "volume {}: its group was not taken: the record that says that this node takes it could not be written: \
+                     {why}. Make room there, or mount it for writing, and begin the takeover again",
+                    spec.name
+                )));
+            }
             replicas.await_served(spec.name.as_str(), spec.uuid).await
         })
     }
@@ -736,7 +749,7 @@ async fn look_at(
         && replicas.with(volume, |known| known.epoch < record.epoch);
     if is_forgotten {
         // Before it was started anew.
-        replicas.take(volume, record).await;
+        let _is_tried_again = replicas.take(volume, record).await;
     }
     Ok(())
 }

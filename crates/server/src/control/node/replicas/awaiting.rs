@@ -178,6 +178,9 @@ impl Replicas {
         if let Some(trouble) = self.records_trouble() {
             return format!(" ({trouble})");
         }
+        if let Some(why) = self.with(volume, |known| known.unwritten.clone()) {
+            return format!(" (its record cannot be written: {why})");
+        }
         let damaged = self.with(volume, |known| {
             let status = known.status.as_ref();
             status
@@ -203,7 +206,8 @@ impl Replicas {
     /// Why writes of a volume wait that this node serves, if that is not for the device of its own copy: for whom, and what
     /// keeps them from being left out.
     pub fn awaited(&self, volume: Uuid) -> Option<String> {
-        let trouble = self.records_trouble();
+        let unwritten = || self.with(volume, |known| known.unwritten.clone());
+        let trouble = self.records_trouble().or_else(unwritten);
         let late = self.with(volume, |known| {
             let (status, record) = (known.status.as_ref()?, known.record.as_ref()?);
             if status.committed? >= status.durable {
