@@ -307,7 +307,7 @@ pub struct CacheStats {
     pub ssd_readmissions: u64,
     /// Lines that the last start found on the SSD.
     pub warm_lines: u64,
-    /// Volumes of which nothing that was found there was used, since their logs are newer.
+    /// Volumes of which nothing that was found there was used, since their logs say that it should be newer.
     pub forgotten_volumes: u64,
 }
 

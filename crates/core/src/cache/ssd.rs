@@ -429,8 +429,8 @@ impl Ssd {
         }
         self.store.counters.warm_lines = self.store.index.used_lines() as u64;
         self.journal.resume_checkpoint();
-        for volume in self.ties.take_untied(&self.journal) {
-            self.forget_untied(volume);
+        for (volume, tie) in self.ties.take_untied(&self.journal) {
+            self.forget_untied(volume, tie);
         }
     }
 
@@ -440,7 +440,7 @@ impl Ssd {
         match self.phase {
             Phase::Ready => {
                 if !self.ties.has(tie, &self.journal) {
-                    self.forget_untied(volume);
+                    self.forget_untied(volume, tie);
                 }
             }
             // It begins, or will begin anew.
@@ -456,11 +456,12 @@ impl Ssd {
             .unwrap_or(Tie::UNKNOWN)
     }
 
-    /// What the medium holds of a volume is older than its log.
-    fn forget_untied(&mut self, volume: u32) {
+    /// What the medium holds of a volume is older than its log. If the log does not say what it has waited for, that is as
+    /// it should be: a node that takes a volume over knows nothing of what others have destaged.
+    fn forget_untied(&mut self, volume: u32, tie: Tie) {
         if self.store.index.used_lines() > 0 {
             self.invalidate(BlockKey::new(volume, 0), 1 << 40);
-            self.store.counters.forgotten_volumes += 1;
+            self.store.counters.forgotten_volumes += u64::from(tie != Tie::UNKNOWN);
             self.store.counters.losses += 1;
         }
         self.ties.forgotten(volume, self.journal.queued());

@@ -34,9 +34,8 @@ impl Identity {
         if forgotten != self.forgotten_volumes {
             tracing::warn!(
                 volumes = forgotten,
-                "what the SSD tier held of these volumes is older than their logs, and was not used: unless this node has \
-                 only begun to serve them, or they were in the middle of writes past their logs, its device has lost a \
-                 write that it had acknowledged"
+                "what the SSD tier held of these volumes is older than their logs, and was not used: its device has lost a \
+                 write that it had acknowledged, or its content is not that of the last run"
             );
             self.forgotten_volumes = forgotten;
         }

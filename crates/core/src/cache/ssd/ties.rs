@@ -62,12 +62,14 @@ impl Ties {
         self.began_empty || tie == Tie::NONE || journal.has(tie)
     }
 
-    /// The medium is read: the volumes whose logs have waited for more.
-    pub fn take_untied(&mut self, journal: &Journal) -> Vec<u32> {
+    /// The medium is read: the volumes whose logs have waited for more, with what those have said.
+    pub fn take_untied(&mut self, journal: &Journal) -> Vec<(u32, Tie)> {
         let tied = core::mem::take(&mut self.volumes).into_iter();
-        tied.filter(|(_, tied)| matches!(tied, Tied::Untried(tie) if !self.has(*tie, journal)))
-            .map(|(volume, _)| volume)
-            .collect()
+        tied.filter_map(|(volume, tied)| match tied {
+            Tied::Untried(tie) if !self.has(tie, journal) => Some((volume, tie)),
+            _ => None,
+        })
+        .collect()
     }
 
     /// What the log of a volume is to say: everything that was forgotten so far durably.

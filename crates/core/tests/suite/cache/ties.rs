@@ -168,6 +168,8 @@ fn cache_serves_a_log_that_says_nothing_and_none_that_cannot_tell() {
     rig.cache.tie(2, Tie::UNKNOWN);
     assert_eq!(lines_of(&mut rig, 1), LINES_PER_SEGMENT as usize);
     assert_eq!(lines_of(&mut rig, 2), 0);
+    let forgotten = rig.cache.stats().forgotten_volumes;
+    assert_eq!(forgotten, 0, "the device has lost nothing");
 }
 
 #[test]
