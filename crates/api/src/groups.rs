@@ -161,8 +161,9 @@ pub struct GroupView {
     pub head_blocks: u64,
     /// Up to where that is durable.
     pub durable_blocks: u64,
-    /// Up to where it knows that enough members have it.
-    pub committed_blocks: u64,
+    /// Up to where enough members have it; null: only the primary knows.
+    #[serde(default)]
+    pub committed_blocks: Option<u64>,
     /// What the primary sees of the other nodes.
     #[serde(default)]
     pub others: Vec<GroupOther>,

@@ -205,6 +205,7 @@ fn changed(group: &Group, before: Option<&GroupRecord>, is_least_said: bool) -> 
 fn least(record: &GroupRecord, before: Option<&GroupRecord>, is_said: bool) -> String {
     let least = record.copies_min;
     let mut text = match record.when_short {
+        _ if least == 1 => "\nwrites go on while one member is left".to_owned(),
         WhenShort::Wait => format!("\nwith fewer than {least} members writes wait"),
         WhenShort::Error => format!("\nwith fewer than {least} members writes end with an error"),
     };
@@ -288,7 +289,13 @@ fn waits(group: &Group) -> String {
             let needed = takeover.promises_needed;
             let count = takeover.promised.len();
             let have = names(&takeover.promised);
-            format!("waiting for promises: {count} of {needed} ({have}){silent}")
+            if count as u64 >= needed {
+                format!(
+                    "has the {needed} promises that it needs ({have}), waits a moment for more{silent}"
+                )
+            } else {
+                format!("waiting for promises: {count} of {needed} ({have}){silent}")
+            }
         }
         TakeoverWaits::Copies => {
             let have = names(&takeover.promised);
@@ -418,7 +425,10 @@ fn show(group: &Group) -> String {
     );
     row(
         "  committed",
-        of_here(&|here| here.committed_blocks.to_string()),
+        of_here(&|here| {
+            let committed = here.committed_blocks;
+            committed.map_or(NOTHING.to_owned(), |blocks| blocks.to_string())
+        }),
     );
     if let Some(silent_ms) = here.and_then(|here| here.silent_ms) {
         let silent = format!("{:.1} s ago", silent_ms as f64 / 1000.0);
@@ -553,7 +563,7 @@ mod tests {
                 role: GroupRole::Takes,
                 head_blocks: 5,
                 durable_blocks: 5,
-                committed_blocks: 0,
+                committed_blocks: None,
                 others: Vec::new(),
                 takeover: Some(hdcs_api::groups::Takeover {
                     waits: waits_for,
@@ -627,7 +637,7 @@ mod tests {
             role: GroupRole::Serves,
             head_blocks: 120,
             durable_blocks: 110,
-            committed_blocks: 100,
+            committed_blocks: Some(100),
             others: vec![GroupOther {
                 node: "b".to_owned(),
                 state: GroupOtherState::InStep,

@@ -383,7 +383,7 @@ impl Replication for Replicas {
             role: role(status.role),
             head_blocks: status.head,
             durable_blocks: status.durable,
-            committed_blocks: status.committed.unwrap_or(0),
+            committed_blocks: status.committed,
             others,
             takeover,
             silent_ms,

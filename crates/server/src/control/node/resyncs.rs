@@ -77,7 +77,7 @@ impl Resyncs {
                 state => state,
             },
             durable_blocks: durable,
-            behind_bytes: status.head.saturating_sub(durable) * BLOCK_BYTES as u64,
+            behind_bytes: lacks(status, durable) * BLOCK_BYTES as u64,
             resync: is_joining.then(|| self.resync(status, member, durable)),
         }
     }
@@ -85,7 +85,7 @@ impl Resyncs {
     fn resync(&self, status: &Status, member: Member, durable: u64) -> Resync {
         let blocks_s = self.0.get(&member).map_or(0.0, |seen| seen.blocks_s);
         let length = status.head.saturating_sub(status.tail).max(1);
-        let left = status.head.saturating_sub(durable).min(length);
+        let left = lacks(status, durable);
         Resync {
             percent: ((length - left) * 100 / length) as u8,
             bytes_left: left * BLOCK_BYTES as u64,
@@ -93,6 +93,11 @@ impl Resyncs {
             seconds_left: (blocks_s >= 1.0).then(|| (left as f64 / blocks_s).ceil() as u64),
         }
     }
+}
+
+/// What a copy lacks of the log that ends at `durable`, in blocks: never more than is in the log.
+fn lacks(status: &Status, durable: u64) -> u64 {
+    status.head.saturating_sub(durable.max(status.tail))
 }
 
 const fn state(stage: Stage) -> GroupOtherState {
@@ -156,6 +161,8 @@ mod tests {
         );
         resyncs.look(began + PERIOD * 2, &status(2_500));
         assert_eq!(resync(&resyncs, 2_500).bytes_per_second, 750 * 4096);
+        let away = resyncs.other(&status(0), "b".to_owned(), &status(0).others[0], false);
+        assert_eq!(away.behind_bytes, 2_000 * 4096, "no more than there is");
         let member_now = Status {
             others: vec![OtherCopy {
                 member,

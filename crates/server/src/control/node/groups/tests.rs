@@ -72,7 +72,7 @@ impl Replication for FakePath {
             role: GroupRole::Serves,
             head_blocks: 30 + epoch,
             durable_blocks: 20,
-            committed_blocks: 10,
+            committed_blocks: Some(10),
             others: vec![GroupOther {
                 node: "b".to_owned(),
                 state: GroupOtherState::InStep,

@@ -12,7 +12,7 @@ use hdcs_core::volume::Trouble;
 use hdcs_frontend::VolumeNumber;
 use uuid::Uuid;
 
-use super::standing::waits;
+use super::standing::{some, waits};
 use super::{Known, Replicas, Serving, TAKEOVER_TIME_MAX};
 use crate::catalogue::Entry;
 use crate::control::link::Link;
@@ -195,10 +195,10 @@ impl Replicas {
             return String::new();
         };
         format!(
-            ": too few of its members answer (it has promises of {}, none of {}, and takes {}): this node serves it as \
+            ": too few of its members answer (it has promises of {}, none of {}, and needs {}): this node serves it as \
              soon as they do",
-            takeover.promised.join(", "),
-            takeover.silent.join(", "),
+            some(&takeover.promised),
+            some(&takeover.silent),
             takeover.promises_needed
         )
     }

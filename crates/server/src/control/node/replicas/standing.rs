@@ -142,7 +142,7 @@ impl Replicas {
         match takeover.filter(|_| status.missing.is_empty()) {
             Some(takeover) if !takeover.promised.is_empty() || !takeover.silent.is_empty() => {
                 format!(
-                    "{waits} (it has promises of {}, none of {}, and takes {})",
+                    "{waits} (it has promises of {}, none of {}, and needs {})",
                     some(&takeover.promised),
                     some(&takeover.silent),
                     takeover.promises_needed
@@ -200,7 +200,7 @@ impl Replicas {
 }
 
 /// Names one after another, if there are some.
-fn some(names: &[String]) -> String {
+pub(super) fn some(names: &[String]) -> String {
     if names.is_empty() {
         return "nobody".to_owned();
     }
