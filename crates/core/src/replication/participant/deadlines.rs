@@ -3,8 +3,9 @@
 //! The machines know no time: they are told that somebody is late. A member that owes an answer and gives none, or cannot
 //! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
 //! what it has, and is not waited for by anybody. So is a member that a candidate has asked, since it may have much to write
-//! before it promises: its link is made anew, and it is asked again. Echoes of beats count for nothing here: a member whose medium hangs still
-//! sends them ([`super::leases`]).
+//! before it promises: its link is made anew, and it is asked again. All groups of the two nodes share that link, and a copy
+//! whose medium hangs does not answer on the next one either: each time it is given twice as much. Echoes of
+//! beats count for nothing here: a member whose medium hangs still sends them ([`super::leases`]).
 //!
 //! A node that stood still, as a virtual machine that is moved, cannot tell whether others were late: their answers may lie
 //! unread. When it goes on it gives them their time anew. Leases are not longer for that. It is excused only if it has looked
@@ -50,6 +51,8 @@ impl Default for Times {
     }
 }
 
+/// So often the time of somebody whose link was made anew in vain is doubled at most.
+const DOUBLED_MAX: u32 = 4;
 /// After a shortage of memory.
 pub(super) const RETRY_PAUSE: Nanos = Nanos::from_millis(5);
 
@@ -68,6 +71,8 @@ pub(super) struct Deadlines {
     times: Times,
     /// Since when somebody owes something.
     owing: BTreeMap<Member, Nanos>,
+    /// How often links were made anew since somebody was heard.
+    anew: BTreeMap<Member, u32>,
     /// When a step of a takeover began.
     step: Nanos,
     levels: bool,
@@ -83,6 +88,7 @@ impl Deadlines {
         Self {
             times,
             owing: BTreeMap::new(),
+            anew: BTreeMap::new(),
             step: Nanos(0),
             levels: false,
             next: None,
@@ -123,11 +129,13 @@ impl Deadlines {
     /// Nobody is waited for.
     pub(super) fn clear(&mut self) {
         self.owing.clear();
+        self.anew.clear();
         self.next = None;
     }
 
     /// Somebody has answered.
     pub(super) fn heard(&mut self, now: Nanos, from: Member) {
+        self.anew.remove(&from);
         if let Some(since) = self.owing.get_mut(&from) {
             *since = now;
         }
@@ -148,13 +156,16 @@ impl Deadlines {
             let max = if is_member {
                 self.times.member_max
             } else {
-                self.times.joiner_max
+                let doubled = self.anew.get(&member).copied().unwrap_or(0);
+                Nanos(self.times.joiner_max.0.saturating_mul(1 << doubled))
             };
             if now >= since.plus(max) {
                 *since = now;
                 let list = if is_member {
                     &mut late.members
                 } else {
+                    let doubled = self.anew.entry(member).or_insert(0);
+                    *doubled = (*doubled + 1).min(DOUBLED_MAX);
                     &mut late.joiners
                 };
                 list.push(member);
@@ -283,6 +294,32 @@ mod tests {
         );
         let late = deadlines.of_members(at(60_010), &owing);
         assert_eq!(late.joiners, [JOINER]);
+    }
+
+    #[test]
+    fn link_is_made_anew_less_often_while_that_brings_no_answer() {
+        let mut deadlines = Deadlines::new(Times::default());
+        let owing = BTreeMap::from([(JOINER, false)]);
+        let mut seconds = 0..20_000;
+        let mut breaks = |deadlines: &mut Deadlines, count: usize| {
+            let mut at_s = Vec::new();
+            while at_s.len() < count {
+                let now = seconds.next().unwrap();
+                let late = deadlines.of_members(at(now * 1_000), &owing).joiners;
+                if !late.is_empty() {
+                    at_s.push(now);
+                    // While it is not reached it owes nothing.
+                    deadlines.of_members(at(now * 1_000), &BTreeMap::new());
+                }
+            }
+            at_s
+        };
+        let seen = breaks(&mut deadlines, 7);
+        let pauses: Vec<u64> = seen.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(pauses, [121, 241, 481, 961, 961, 961]);
+        let last = seen[6];
+        deadlines.heard(at(last * 1_000), JOINER);
+        assert_eq!(breaks(&mut deadlines, 1), [last + 61]);
     }
 
     #[test]
