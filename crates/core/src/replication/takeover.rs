@@ -797,6 +797,27 @@ mod tests {
         assert_eq!(stop(&takeover), few);
     }
 
+    /// The primary alone commits, and so may have raised an opening that nobody else knows, and written spans of it.
+    #[test]
+    fn opening_that_the_primary_raised_alone_is_waited_for_and_not_numbered_again() {
+        let mut takeover = takeover();
+        takeover.record.config.ack = AckLevel::One;
+        promise(&mut takeover, 0, copy(0, 3));
+        promise(&mut takeover, 1, copy(0, 3));
+        takeover.go_on();
+        takeover.end_gathering();
+        assert_eq!(*takeover.step(), Step::Gathers, "its promise is needed");
+        let raised_alone = Copy {
+            incarnation: 9,
+            ..copy(0, 5)
+        };
+        promise(&mut takeover, 2, raised_alone);
+        takeover.go_on();
+        assert_eq!(*takeover.step(), Step::Fetches { up_to: point(5) });
+        let change = takeover.change();
+        assert_eq!((change.incarnation, change.opens_at), (10, 5));
+    }
+
     #[test]
     fn candidate_levels_nobody_any_more_once_the_others_are_away() {
         let mut takeover = takeover();

@@ -46,6 +46,9 @@ use crate::control::node::{Node, at_volume, beside, failed, find};
 
 /// Of the first record, and of what it says of its only member.
 const FIRST: u64 = 1;
+/// So many openings of a log are left out when it begins another group. Nodes of the last one may have opened their copies more
+/// often than this one knows, and what those openings wrote must stay older than all that is written from now on.
+const OPENINGS_LEFT_OUT: u64 = 1 << 32;
 /// All copies, and volumes that stand on them, are there.
 const SHARD: usize = 0;
 
@@ -189,6 +192,11 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, St
         next.sequence = U64::new(newest.sequence.get() + 1);
         if newest.named_ahead() > 0 {
             next.ahead_sequence = next.sequence;
+        }
+        if last.is_some() {
+            let known = newest.incarnation.get();
+            let raised = known.checked_add(OPENINGS_LEFT_OUT);
+            next.incarnation = U64::new(raised.ok_or("the numbers of its openings are used up")?);
         }
         next.set_membership(founding);
         next.seal_with(keys);
