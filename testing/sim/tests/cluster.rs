@@ -53,6 +53,8 @@ const SEEDS: &[u64] = &[
     6_000_330,
     // What rotted lay behind the cut of a joiner, where nothing is proof.
     20_000_322,
+    // Two members had not got messages on links that stayed, each another one, and neither could leave.
+    20_009_365,
 ];
 
 #[test]

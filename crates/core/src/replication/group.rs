@@ -528,6 +528,14 @@ impl Group {
         self.committed_by(config) >= self.committed && self.retired_by(config) >= self.retired
     }
 
+    /// Whether a member is to leave, and cannot before others have what it has.
+    pub fn is_leave_held_up(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| {
+            let is_leave = matches!(pending.kind, Kind::Leave(_));
+            is_leave && !pending.may_be_written && !self.is_covered(&pending.to.config)
+        })
+    }
+
     fn want(&mut self, kind: Kind) {
         let to = match kind {
             Kind::Leave(member) => self.record.leave(member),

@@ -4,8 +4,9 @@
 //! be reached, is late after `member_max`; every answer begins that anew. A joiner is given more, since it may read back
 //! what it has, and is not waited for by anybody. So is a member that a candidate has asked, since it may have much to write
 //! before it promises: its link is made anew, and it is asked again. All groups of the two nodes share that link, and a copy
-//! whose medium hangs does not answer on the next one either: each time it is given twice as much. Echoes of
-//! beats count for nothing here: a member whose medium hangs still sends them ([`super::leases`]).
+//! whose medium hangs does not answer on the next one either: each time it is given twice as much. Of members that are late
+//! and cannot leave, since each lacks what enough of the others would need, the links are made anew as well: then each is asked
+//! again what it has, and is given the rest. Echoes of beats count for nothing here: a member whose medium hangs still sends them ([`super::leases`]).
 //!
 //! A node that stood still, as a virtual machine that is moved, cannot tell whether others were late: their answers may lie
 //! unread. When it goes on it gives them their time anew. Leases are not longer for that. It is excused only if it has looked
@@ -24,7 +25,8 @@ use crate::replication::{Member, Spans};
 pub struct Times {
     /// A member that answers nothing for so long leaves.
     pub member_max: Nanos,
-    /// The link to a joiner, or to a member that a candidate has asked, is made anew if it answers nothing for so long.
+    /// The link to a joiner, to a member that a candidate has asked, or to one that cannot leave, is made anew if it answers
+    /// nothing for so long.
     pub joiner_max: Nanos,
     /// A takeover that has enough promises waits so long for the others.
     pub gathering_max: Nanos,
@@ -73,6 +75,8 @@ pub(super) struct Deadlines {
     owing: BTreeMap<Member, Nanos>,
     /// How often links were made anew since somebody was heard.
     anew: BTreeMap<Member, u32>,
+    /// Since when a member is late that cannot leave.
+    held_up: BTreeMap<Member, Nanos>,
     /// When a step of a takeover began.
     step: Nanos,
     levels: bool,
@@ -89,6 +93,7 @@ impl Deadlines {
             times,
             owing: BTreeMap::new(),
             anew: BTreeMap::new(),
+            held_up: BTreeMap::new(),
             step: Nanos(0),
             levels: false,
             next: None,
@@ -130,6 +135,7 @@ impl Deadlines {
     pub(super) fn clear(&mut self) {
         self.owing.clear();
         self.anew.clear();
+        self.held_up.clear();
         self.next = None;
     }
 
@@ -149,6 +155,7 @@ impl Deadlines {
     /// Those owe something, members or joiners. Who is late now, each once in its time.
     pub(super) fn of_members(&mut self, now: Nanos, owing: &BTreeMap<Member, bool>) -> Late {
         self.owing.retain(|member, _| owing.contains_key(member));
+        self.held_up.retain(|member, _| owing.contains_key(member));
         let mut late = Late::default();
         let mut next = now.plus(self.times.member_max);
         for (&member, &is_member) in owing {
@@ -176,6 +183,20 @@ impl Deadlines {
         let share = Nanos(self.times.member_max.0 / 4).max(Nanos(1));
         self.next = Some(next.min(now.plus(share)));
         late
+    }
+
+    /// These members are late, and none of them can leave. Whose links are to be made anew now.
+    fn held_up(&mut self, now: Nanos, late: &[Member]) -> Vec<Member> {
+        let max = self.times.joiner_max;
+        let is_over = |member: &Member| {
+            let since = self.held_up.entry(*member).or_insert(now);
+            let is_over = now >= since.plus(max);
+            if is_over {
+                *since = now;
+            }
+            is_over
+        };
+        late.iter().copied().filter(is_over).collect()
     }
 
     /// The step of a takeover that is under way, levelling or one before, has taken its time. Those who went away while they
@@ -219,7 +240,7 @@ pub(super) fn look(this: &mut Participant) {
     }
     this.repairs.give_up_on_late(this.now);
     let head = this.replica.head().position;
-    let late = match &this.part {
+    let mut late = match &this.part {
         Part::Follows => {
             this.deadlines.clear();
             Late::default()
@@ -259,8 +280,13 @@ pub(super) fn look(this: &mut Participant) {
             }
         }
         Part::Serves(group) => {
-            for member in late.members {
-                group.suspect(member);
+            for member in &late.members {
+                group.suspect(*member);
+            }
+            if group.is_leave_held_up() {
+                let held_up = this.deadlines.held_up(this.now, &late.members);
+                let linked = held_up.iter().filter(|member| this.links.contains(member));
+                late.joiners.extend(linked);
             }
         }
     }
@@ -320,6 +346,26 @@ mod tests {
         let last = seen[6];
         deadlines.heard(at(last * 1_000), JOINER);
         assert_eq!(breaks(&mut deadlines, 1), [last + 61]);
+    }
+
+    #[test]
+    fn member_that_cannot_leave_has_its_link_made_anew_in_the_time_of_a_joiner() {
+        let mut deadlines = Deadlines::new(Times::default());
+        let owing = BTreeMap::from([(MEMBER, true)]);
+        let mut at_s = Vec::new();
+        for second in 0..200 {
+            let late = deadlines.of_members(at(second * 1_000), &owing).members;
+            if !deadlines.held_up(at(second * 1_000), &late).is_empty() {
+                at_s.push(second);
+            }
+            // It answers, and owes the same all the time.
+            if second % 10 == 9 {
+                deadlines.heard(at(second * 1_000), MEMBER);
+            }
+        }
+        assert_eq!(at_s, [63, 123, 183]);
+        deadlines.of_members(at(200_000), &BTreeMap::new());
+        assert!(deadlines.held_up(at(201_000), &[MEMBER]).is_empty());
     }
 
     #[test]
