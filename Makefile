@@ -133,7 +133,8 @@ sim: ## the production core in virtual time, with faults (SEEDS=n or a..b, TIME=
 model: ## every interleaving of a replicated log's machines, more of it than in `make test` (SCOPE='--spans 2 --crashes 1 …')
 	cargo build --profile checked --package hdcs-model
 	set -e; for scope in $(if $(SCOPE),"$(SCOPE)","--ack all --spans 1 --slow 0" "--spans 1" "--crashes 0 --spans 2" "--crashes 0 --takings 2 --spans 1 --at-once" \
-		"--members 2 --spans 2 --at-once" "--crashes 0 --spans 1 --at-once --losses 1 --suspicions 1" "--spans 1 --at-once --tails 1 --suspicions 1" "--crashes 0 --spans 2 --at-once --tails 1 --suspicions 1 --retries 1 --namings 1"); do \
+		"--members 2 --spans 2 --at-once" "--crashes 0 --spans 1 --at-once --losses 1 --suspicions 1" "--spans 1 --at-once --tails 1 --suspicions 1" "--crashes 0 --spans 2 --at-once --tails 1 --suspicions 1 --retries 1 --namings 1" \
+		"--spans 3 --window 1 --at-once --requests 2"); do \
 		echo "hdcs-model $$scope"; target/checked/hdcs-model $$scope; done
 
 fuzz: ## parsers under coverage, with a nightly compiler (TIME=seconds); seeded runs are in `make test`

@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- nbd formats objects heat messenger messages replay
+[ $# -gt 0 ] || set -- nbd formats clients objects heat messenger messages replay
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # Assertions hold as in tests; the build is apart from the others, whose flags are not these.

@@ -212,6 +212,12 @@ fn describe_log(log: &LogSummary) {
     if log.records > 0 {
         output::line(&format!("records: {}", log.records));
     }
+    for request in &log.requests {
+        output::line(&format!(
+            "request {} of client {}: {} bytes of effect, {} of result",
+            request.number, request.client, request.effect_bytes, request.result_bytes
+        ));
+    }
     if let Some(position) = log.broken_position {
         output::line(&format!("first broken span: position {position}"));
     }

@@ -44,8 +44,28 @@
 //! Of a log that has copies in a *group* each copy has the same spans at the same positions, and superblocks of its own,
 //! of version 2. A copy that has what the others do not is *cut*: from `cut_position` on, a span of an opening before
 //! `void_before` is *void*. It stays on the medium until something is written over it, but it is not part of the log, and
-//! what it says of the log is not so any more. A program that knows no cuts knows version 1 only, so it refuses the log.
-//! Spans are the same in both versions. The superblock of a log without a group stays version 1.
+//! what it says of the log is not so any more. While the superblock has the flag of a copy that is being brought up, spans
+//! behind the cut may lie there without those before them, whatever they say of these. A program that knows no cuts knows
+//! version 1 only, so it refuses the log. Spans are the same in both versions. The superblock of a log without a group
+//! stays version 1.
+//!
+//! # Requests of clients in a log of records
+//!
+//! ```text
+//! registration    ClientRecordHeader
+//! request         ClientRecordHeader, the result, the effect
+//! checkpoint      ClientRecordHeader, for each client a CheckpointClient and its results, each a CheckpointResult and
+//!                 the bytes; then what the checkpoint says beside the clients
+//! ```
+//!
+//! Each is one record, so the result of a request is in the log exactly if its effect is. What effects mean is for who
+//! wrote them. No volume has such records.
+//!
+//! A client registers, and gets the next number: none is given twice in a log. It numbers its requests from 1 on, and
+//! sends number *n* once it has the answer to *n* − 8. The *client table* is what the records say, from the first
+//! checkpoint on or from the beginning of the log: of each of the last 64 clients the results whose numbers are less than
+//! 8 below the highest. A client that registers beyond those takes the place of the one whose last record is the oldest.
+//! The tail of the log never passes its newest checkpoint.
 //!
 //! # Read cache
 //!
@@ -199,6 +219,7 @@ use crate::base::limits::{
 use crate::cache::heat_map;
 use crate::cache::packed;
 use crate::local::format as home;
+use crate::log::clients;
 use crate::objects::format as objects;
 use crate::objects::frames;
 
@@ -266,6 +287,9 @@ pub const STRUCTURES: &[Structure] = &[
     LogSuperblock::STRUCTURE,
     SpanHeader::STRUCTURE,
     SpanEntry::STRUCTURE,
+    clients::ClientRecordHeader::STRUCTURE,
+    clients::CheckpointClient::STRUCTURE,
+    clients::CheckpointResult::STRUCTURE,
     CacheSuperblock::STRUCTURE,
     CacheJournalHeader::STRUCTURE,
     CacheJournalEntry::STRUCTURE,

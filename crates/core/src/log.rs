@@ -1,8 +1,10 @@
-//! The write log: appending and group commit, replay, the index of what is dirty, and destage in order.
+//! The write log: appending and group commit, replay, the index of what is dirty, destage in order, and the
+//! table of clients of a log of records.
 
 pub mod ahead;
 pub mod budget;
 mod checksums;
+pub mod clients;
 pub mod destage;
 pub mod extent_index;
 pub mod index_cap;

@@ -13,6 +13,7 @@ mod cache;
 mod damage;
 pub mod home;
 mod packed;
+mod requests;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -33,9 +34,10 @@ use hdcs_core::format::{
     CACHE_MAGIC, CACHE_SUPERBLOCK_BLOCKS, CacheSuperblock, LOG_HEADER_BLOCKS, LOG_HOLDS_VOLUME,
     LOG_MAGIC, LOG_SUPERBLOCKS, LOG_UNFLUSHED, LogSuperblock, Membership,
 };
-use hdcs_core::log::replay::{Found as Replayed, Replay};
+use hdcs_core::log::replay::{Found as Replayed, Record, Replay};
 use hdcs_core::log::write_log::WriteLog;
 use hdcs_device::space;
+pub use requests::RequestSummary;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -154,6 +156,9 @@ pub struct LogSummary {
     pub compressed: packed::Compressed,
     /// Records, which no volume has.
     pub records: u64,
+    /// The last requests of clients in them, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<RequestSummary>,
     /// Sync points since the log was made.
     pub sync_points: u64,
     /// First position of the ring that is not used by them.
@@ -359,13 +364,13 @@ fn superblocks(file: &File) -> io::Result<Vec<Result<LogSuperblock, FormatError>
     Ok(found)
 }
 
-/// Read a log as opening it would, with what is kept of it beside its device; with how many records it holds.
+/// Read a log as opening it would, with what is kept of it beside its device; with where its records are.
 fn replay(
     file: &File,
     superblock: &LogSuperblock,
     kept: Option<&LogSuperblock>,
     cipher: Option<&LogCipher>,
-) -> Result<(WriteLog, u64), OpenError> {
+) -> Result<(WriteLog, Vec<Record>), OpenError> {
     let region_bytes = (superblock.ring_blocks.get() + LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
     let mut replay = Replay::new(superblock.volume, region_bytes);
     replay.set_prepared(space::prepared_bytes(file, region_bytes));
@@ -376,7 +381,7 @@ fn replay(
         replay.keep(*kept);
     }
     let pool = Pool::new(POOL_BYTES);
-    let (mut done, mut records) = (false, 0);
+    let (mut done, mut records) = (false, Vec::new());
     while !done {
         // Every read is answered before the next, so there is always a buffer and a read to do.
         let Some(mut read) = replay.next_read(&pool) else {
@@ -394,7 +399,7 @@ fn replay(
         };
         replay.read_done(Nanos(0), read.chunk, result, |_, found| match found {
             Replayed::Span(_) | Replayed::Entries(_) => {}
-            Replayed::Record(_) => records += 1,
+            Replayed::Record(record) => records.push(record),
             Replayed::Done => done = true,
         })?;
     }
@@ -424,6 +429,7 @@ fn summarize(
         data_bytes: 0,
         compressed: packed::Compressed::default(),
         records: 0,
+        requests: Vec::new(),
         sync_points: 0,
         head: 0,
         broken_position: None,
@@ -448,7 +454,8 @@ fn summarize(
     match replay(file, superblock, None, cipher.as_ref()) {
         Ok((log, records)) => {
             let bytes = log.bytes();
-            summary.records = records;
+            summary.records = records.len() as u64;
+            summary.requests = requests::last(file, cipher.as_ref(), &log, &records);
             summary.prepared_blocks = log.prepared_blocks();
             summary.used_blocks = log.used_blocks();
             summary.spans = log.spans().len() as u64;
@@ -457,7 +464,7 @@ fn summarize(
             summary.compressed = packed::Compressed::of(&log);
             summary.sync_points = log.sync_points();
             summary.head = log.durable();
-            if records > 0 {
+            if !records.is_empty() {
                 let why = "it holds records, which are not a volume's".to_owned();
                 summary.problem.get_or_insert(why);
             }
@@ -857,7 +864,9 @@ mod tests {
         opened.incarnation = 1.into();
         opened.clean_head = u64::MAX.into();
         opened.seal();
-        let data = [9; BLOCK_BYTES];
+        let (record, request) = requests::example();
+        let mut data = [9; BLOCK_BYTES];
+        data[..record.len()].copy_from_slice(&record);
         let header = SpanHeader {
             magic: SPAN_MAGIC,
             version: SPAN_VERSION.into(),
@@ -877,7 +886,7 @@ mod tests {
         };
         let entry = SpanEntry {
             start: 0.into(),
-            sectors: 777.into(),
+            sectors: (record.len() as u64).into(),
             data_block: 0.into(),
             kind: EntryKind::Record.code(),
             flags: 0,
@@ -906,6 +915,7 @@ mod tests {
         };
         let found = log();
         assert_eq!((found.spans, found.entries, found.records), (1, 0, 1));
+        assert_eq!(found.requests, [request]);
         assert!(found.problem.is_some_and(|why| why.contains("records")));
         assert_eq!(dirty_of(file.path(), uuid, None), None);
         let report = check_log(file.path(), Some(uuid), None, Use::Offline);

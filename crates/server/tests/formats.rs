@@ -27,6 +27,7 @@ use hdcs_core::format::{
     CACHE_SUPERBLOCK_BLOCKS, CACHE_VERSION, LOG_MAGIC, LOG_VERSION, LogSuperblock, Membership, seal,
 };
 use hdcs_core::local::format::{HOME_VERSION, Layout as HomeLayout};
+use hdcs_core::log::clients::{CLIENT_VERSION, ClientRecord, ClientRecordHeader};
 use hdcs_core::objects::format::{Manifest, OBJECT_VERSION};
 use hdcs_core::objects::{Access, Config};
 use hdcs_core::volume::{Persist, Phase};
@@ -39,7 +40,7 @@ use hdcs_server::data_dir::key::{self, KEY_FILE};
 use hdcs_server::data_dir::{DataDir, Layout, sealed};
 use hdcs_server::inspect;
 use uuid::Uuid;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What lies on a medium, by names.
 type Medium = BTreeMap<String, Vec<u8>>;
@@ -61,7 +62,7 @@ struct Format {
 }
 
 fn formats() -> Vec<Format> {
-    let mut formats = vec![log(), cache(), home(), objects()];
+    let mut formats = vec![log(), clients(), cache(), home(), objects()];
     formats.push(in_data_dir("node.json", 1, raise_json));
     for name in ["volume.json", KEY_FILE, RECORD_FILE, SCRUB_FILE] {
         formats.push(in_data_dir(name, 1, raise_json));
@@ -293,6 +294,37 @@ fn home() -> Format {
         raise: Box::new(|medium| {
             for place in [0, BLOCK_BYTES] {
                 raise_at(medium.get_mut("home").unwrap(), place);
+            }
+        }),
+    }
+}
+
+fn clients() -> Format {
+    Format {
+        name: "records of clients",
+        version: CLIENT_VERSION,
+        lay_out: Box::new(|version| {
+            let golden = core_golden(&format!("clients-v{version}.bin"));
+            let mut records = Medium::new();
+            let mut rest = &golden[..];
+            while let Ok((header, behind)) = ClientRecordHeader::ref_from_prefix(rest) {
+                let bytes = header.result_bytes.get() + header.effect_bytes.get();
+                let (record, next) = rest.split_at(rest.len() - behind.len() + bytes as usize);
+                records.insert(format!("{}", header.kind), record.to_vec());
+                rest = next;
+            }
+            assert_eq!((records.len(), rest.len()), (3, 0));
+            records
+        }),
+        open: Box::new(|medium| {
+            let parsed = medium
+                .values()
+                .map(|bytes| ClientRecord::parse(bytes).map(drop));
+            (parsed.collect::<Result<(), _>>()).map_err(|error| error.to_string())
+        }),
+        raise: Box::new(|medium| {
+            for bytes in medium.values_mut() {
+                raise_structure(bytes);
             }
         }),
     }

@@ -3,6 +3,7 @@
 //! `fuzz_targets/` gives them to libFuzzer (`run.sh`); `tests/seeded.rs` gives them seeded
 //! mutations of good input, on a stable compiler, in bounded time.
 
+mod clients;
 mod formats;
 mod heat;
 mod messenger;
@@ -10,6 +11,7 @@ mod nbd;
 mod objects;
 mod replay;
 
+pub use clients::{clients, clients_example};
 pub use formats::formats;
 pub use heat::heat;
 pub use messenger::{messages, messages_example, messenger, messenger_example};

@@ -12,8 +12,8 @@ use hdcs_core::objects::frames::pack;
 use hdcs_core::objects::io::SnapshotName;
 use hdcs_core::volume::Volume;
 use hdcs_fuzz::{
-    formats, heat, messages, messages_example, messenger, messenger_example, nbd, nbd_example,
-    objects, replay,
+    clients, clients_example, formats, heat, messages, messages_example, messenger,
+    messenger_example, nbd, nbd_example, objects, replay,
 };
 
 /// Call a target on so many inputs; a panic names the seed that replays it.
@@ -78,6 +78,15 @@ fn messenger_survives_mutations() {
 fn messages_survive_mutations() {
     each(200_000, messages, |random| {
         let mut bytes = messages_example(random);
+        mutate(&mut bytes, random);
+        bytes
+    });
+}
+
+#[test]
+fn client_records_survive_mutations() {
+    each(100_000, clients, |random| {
+        let mut bytes = clients_example(random);
         mutate(&mut bytes, random);
         bytes
     });

@@ -37,6 +37,16 @@ pub enum Broken {
     RotOffered,
     /// A record follows that may not.
     Record,
+    /// A request took effect twice.
+    TakenTwice,
+    /// What a client was told is not what the committed log says.
+    Unsaid,
+    /// A client that keeps to the rules was refused.
+    Refused,
+    /// Who takes over does not find out what clients have asked for.
+    NoTable,
+    /// Who takes over does not have what requests have changed.
+    State,
 }
 
 /// What has happened, as nobody in the world knows it.

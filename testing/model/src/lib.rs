@@ -4,6 +4,7 @@
 //! What is explored is a [`world::Scope`]. That the checks see something is shown by planted bugs ([`plant::Plant`]).
 
 pub mod checks;
+pub mod clients;
 pub mod disk;
 pub mod node;
 pub mod plant;

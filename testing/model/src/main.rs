@@ -69,6 +69,9 @@ struct Options {
     /// Spans that are sealed together.
     #[arg(long, default_value_t = 1)]
     burst: u64,
+    /// Requests of a client, one in each span.
+    #[arg(long, default_value_t = 0)]
+    requests: u8,
     /// A bug to find.
     #[arg(long, value_enum)]
     plant: Option<Plant>,
@@ -120,6 +123,8 @@ fn main() -> ExitCode {
         rots: options.rots,
         ring_blocks: options.ring_blocks,
         burst: options.burst,
+        requests: options.requests,
+        unanswered: 0,
         plant: options.plant,
     };
     let begun = Instant::now();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use hdcs_core::format::control_checksum;
 use hdcs_core::replication::group::Group;
 use hdcs_core::replication::message::{Change, Message};
 use hdcs_core::replication::record::{GroupRecord, Phase};
@@ -9,6 +10,7 @@ use hdcs_core::replication::replica::{Outgoing, Replica};
 use hdcs_core::replication::takeover::{Step, Takeover};
 use hdcs_core::replication::{Member, Point, SpanId, Spans};
 
+use crate::clients::Service;
 use crate::disk::{Disk, Rot, Write};
 use crate::plant::Plant;
 use crate::world::Scope;
@@ -33,6 +35,8 @@ pub struct Up {
     pub seen: u64,
     /// It reads back what it has.
     pub is_reading: bool,
+    /// What stands on its log, if it serves and there are requests.
+    pub service: Option<Service>,
 }
 
 /// The part that a node plays.
@@ -114,6 +118,7 @@ impl Up {
             part: Part::Follows,
             seen: 0,
             is_reading: false,
+            service: None,
         })
     }
 
@@ -195,14 +200,15 @@ impl Up {
         }
     }
 
-    /// The span that the primary would append next.
-    pub fn next_span(&self, me: Member) -> Option<SpanId> {
+    /// The span that the primary would append next; with this in it.
+    pub fn next_span(&self, me: Member, content: &[u8]) -> Option<SpanId> {
         let Part::Serves(group) = &self.part else {
             return None;
         };
         let start = self.replica.head();
         let position = start.position + 1;
         let written = position << 16 | u64::from(me.0) << 8 | group.incarnation();
+        let written = written ^ control_checksum(content);
         let chain = (start.chain.rotate_left(7) ^ written).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         Some(SpanId {
             start,
@@ -282,6 +288,10 @@ impl Up {
             Part::Serves(group) => group.next_record(),
         } {
             effects.push(Effect::Ask(record));
+        }
+        match (&self.part, &mut self.service) {
+            (Part::Serves(group), Some(service)) => service.committed(group.committed()),
+            _ => self.service = None,
         }
         self.check();
     }
@@ -363,6 +373,9 @@ impl Up {
 
     fn check(&self) {
         self.replica.check_invariants();
+        if let Some(service) = &self.service {
+            service.check_invariants();
+        }
         match &self.part {
             Part::Follows => {}
             Part::Takes(takeover) => takeover.check_invariants(),

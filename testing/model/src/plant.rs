@@ -45,6 +45,14 @@ pub enum Plant {
     ForgedPromise,
     /// A candidate serves without asking the store.
     ServesUnasked,
+    /// A checkpoint has the clients, and not their last results.
+    ResultNotCarried,
+    /// The tail moves past results that stand in a checkpoint which is not committed.
+    CarriedUncommitted,
+    /// A request is answered when its record is not committed.
+    AnsweredUncommitted,
+    /// Who takes over knows the clients, and not what their requests were answered with.
+    TableNotRebuilt,
 }
 
 impl Plant {

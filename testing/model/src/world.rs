@@ -3,6 +3,8 @@
 //! What needs nobody else happens at once; every message, write to a medium, crash, restart, deadline and answer of the
 //! store is a step of its own. Links keep their order and lose what is on its way when they break.
 
+mod requests;
+
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,10 +16,11 @@ use hdcs_core::replication::record::{
 };
 use hdcs_core::replication::replica::Superblock;
 use hdcs_core::replication::takeover::Step;
-use hdcs_core::replication::{Member, Spans};
+use hdcs_core::replication::{Member, Point, Spans};
 use stateright::{Model, Property};
 
 use crate::checks::{Broken, History};
+use crate::clients::{Client, Records};
 use crate::disk::{Disk, Write};
 use crate::node::{Effect, Node, Part, Up};
 use crate::plant::Plant;
@@ -72,6 +75,11 @@ pub struct Scope {
     pub ring_blocks: u64,
     /// Spans that are sealed together, and so with one evidence.
     pub burst: u64,
+    /// Requests of a client, of which it has `window` under way: each span has one, or is a checkpoint before a tail moves.
+    /// 0: spans have nothing in them.
+    pub requests: u8,
+    /// Of them, those that are committed at the beginning, and not answered.
+    pub unanswered: u8,
     /// A bug.
     pub plant: Option<Plant>,
 }
@@ -88,6 +96,10 @@ pub struct World {
     /// What the store was asked for and has not done.
     asked: Vec<GroupRecord>,
     history: History,
+    /// What is in the spans.
+    records: Arc<Records>,
+    client: Client,
+    checkpoints: u8,
     spans: u64,
     crashes: u8,
     takings: u8,
@@ -146,6 +158,10 @@ pub enum Act {
     See(usize),
     /// What is committed up to the span of this index is in the backend.
     SetTail(usize, usize),
+    /// The client sends the request of this number to a node, again or for the first time.
+    Request(usize, u64),
+    /// The primary appends a checkpoint of what it knows of the client.
+    Checkpoint(usize),
 }
 
 fn member(node: usize) -> Member {
@@ -184,6 +200,9 @@ impl Model for Scope {
             record,
             asked: Vec::new(),
             history: History::default(),
+            records: Arc::default(),
+            client: Client::default(),
+            checkpoints: 0,
             spans: 0,
             crashes: 0,
             takings: 0,
@@ -199,6 +218,9 @@ impl Model for Scope {
             broken: None,
         };
         world.begin(self);
+        if self.requests > 0 {
+            world.begin_requests(self);
+        }
         vec![world]
     }
 
@@ -244,7 +266,8 @@ impl Model for Scope {
         vec![
             Property::always(RULE, |_, world: &World| world.broken.is_none()),
             Property::sometimes("everything is committed", |scope: &Self, world: &World| {
-                world.history.committed.len() as u64 == scope.spans
+                world.client.has_all(scope.requests)
+                    && (scope.requests > 0 || world.history.committed.len() as u64 == scope.spans)
             }),
         ]
     }
@@ -293,7 +316,9 @@ impl World {
                 _ => {}
             },
             Part::Serves(group) => {
-                if self.appends(scope, up, group) {
+                if scope.requests > 0 {
+                    self.requests(scope, index, acts);
+                } else if self.appends(scope, up, group) {
                     acts.push(Act::Append(index));
                 }
                 let is_idle = up.replica.durable() == up.replica.head();
@@ -308,8 +333,17 @@ impl World {
                     acts.extend((0..scope.shapes.len()).map(|shape| Act::Configure(index, shape)));
                 }
                 if self.tails < scope.tails && group.is_retired() {
-                    let points = up.committed().len();
-                    acts.extend((0..points).map(|point| Act::SetTail(index, point)));
+                    let points = up.committed();
+                    let may_be = |point: &Point| match &up.service {
+                        None => true,
+                        // As far as it may.
+                        Some(service) => {
+                            point.position == service.tail_max(scope.plant)
+                                && point.position > up.replica.superblock().tail.position
+                        }
+                    };
+                    let points = (points.iter().enumerate()).filter(|(_, point)| may_be(point));
+                    acts.extend(points.map(|(point, _)| Act::SetTail(index, point)));
                 }
             }
         }
@@ -421,7 +455,8 @@ impl World {
         })
     }
 
-    /// The first taking, up to where all members are in step, without anything going wrong.
+    /// The first taking, and what follows from what was done, up to where all members are in step, without anything going
+    /// wrong.
     fn begin(&mut self, scope: &Scope) {
         loop {
             let mut acts = Vec::new();
@@ -563,6 +598,8 @@ impl World {
                     up.change(member(index), |change| Change { tail, ..change });
                 });
             }
+            Act::Request(index, number) => self.request(scope, index, number),
+            Act::Checkpoint(index) => self.checkpoint(scope, index),
         }
         self.check();
     }
@@ -581,7 +618,8 @@ impl World {
             self.spans += 1;
             let up = Arc::make_mut(&mut self.nodes[index]).up.as_mut();
             if let Some(up) = up
-                && let (Some(span), Part::Serves(group)) = (up.next_span(member(index)), &up.part)
+                && let (Some(span), Part::Serves(group)) =
+                    (up.next_span(member(index), &[]), &up.part)
             {
                 up.replica.append(group.epoch(), span);
             }
@@ -659,6 +697,9 @@ impl World {
         if began {
             if let Some(up) = &self.nodes[index].up {
                 self.broken = self.broken.or(self.history.begin(&up.replica));
+            }
+            if scope.requests > 0 {
+                self.serve_requests(scope, index);
             }
             self.connect_all(scope, index);
         }
@@ -916,6 +957,10 @@ impl World {
         if self.broken.is_none() {
             let disks = self.nodes.iter().map(|node| &node.disk);
             self.broken = self.history.check(&self.record, &disks.collect::<Vec<_>>());
+        }
+        if self.broken.is_none() {
+            let committed = self.records.requests(&self.history.committed);
+            self.broken = self.client.check(&committed);
         }
     }
 }

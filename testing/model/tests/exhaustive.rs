@@ -30,6 +30,8 @@ const QUIET: Scope = Scope {
     rots: 0,
     ring_blocks: 1 << 16,
     burst: 1,
+    requests: 0,
+    unanswered: 0,
     plant: None,
 };
 
@@ -76,6 +78,27 @@ const ROT: Scope = Scope {
     rots: 1,
     slow: [false; NODES],
     ..QUIET
+};
+
+/// A client repeats its requests to whoever serves.
+const REQUESTS: Scope = Scope {
+    ack: AckLevel::Majority,
+    requests: 2,
+    spans: 3,
+    window: 1,
+    takings: 1,
+    candidates: [false, true, false],
+    slow: [false; NODES],
+    ..QUIET
+};
+
+/// The same, and the tail moves past what it was answered with.
+const REQUESTS_AND_TAILS: Scope = Scope {
+    requests: 1,
+    unanswered: 1,
+    spans: 2,
+    tails: 1,
+    ..REQUESTS
 };
 
 fn explore(name: &str, scope: Scope) {
@@ -315,6 +338,20 @@ fn copies_that_are_rotten() {
     explore("rot", ROT);
 }
 
+#[test]
+fn requests_that_a_client_repeats() {
+    explore("requests", REQUESTS);
+    explore("requests and tails", REQUESTS_AND_TAILS);
+    let crashes = Scope {
+        requests: 1,
+        spans: 2,
+        crashes: 1,
+        crashing: [true, false, false],
+        ..REQUESTS
+    };
+    explore("requests and crashes", crashes);
+}
+
 /// Where each bug shows.
 fn with_plant(plant: Plant) -> Scope {
     let scope = Scope {
@@ -398,6 +435,21 @@ fn with_plant(plant: Plant) -> Scope {
         Plant::ForgottenRot => Scope {
             plant: Some(plant),
             ..ROT
+        },
+        Plant::ResultNotCarried => Scope {
+            plant: Some(plant),
+            ..REQUESTS_AND_TAILS
+        },
+        Plant::CarriedUncommitted => Scope {
+            plant: Some(plant),
+            crashes: 1,
+            crashing: [true, false, false],
+            slow: [true, false, false],
+            ..REQUESTS_AND_TAILS
+        },
+        Plant::AnsweredUncommitted | Plant::TableNotRebuilt => Scope {
+            plant: Some(plant),
+            ..REQUESTS
         },
         Plant::UnknownOpening | Plant::ForgedPromise => scope,
     }

@@ -373,6 +373,19 @@ pub const HOME_SUMS_BYTES: usize = 64 << 20;
 /// opening.
 pub const HOME_UNSETTLED_RUN_BYTES: usize = 40;
 
+/// Clients whose last results a log of records keeps at most: a checkpoint of all of them fits one record.
+pub const CLIENTS_MAX: usize = 64;
+/// Results that are kept of each, and so requests that it may have without an answer.
+pub const CLIENT_RESULTS_MAX: usize = 8;
+/// The largest result: what a request about a name answers with, attributes included.
+pub const CLIENT_RESULT_BYTES_MAX: usize = 1 << 10;
+/// The largest record of a log: it lies in one buffer, and in one span.
+pub const RECORD_BYTES_MAX: usize = REQUEST_BYTES_MAX;
+const _: () = assert!(
+    CLIENTS_MAX * CLIENT_RESULTS_MAX * CLIENT_RESULT_BYTES_MAX <= RECORD_BYTES_MAX / 2,
+    "a checkpoint has all results, and room for what they are about"
+);
+
 /// Units of a heat map at most, two bits of memory each while it is made: lines of 16 KiB of a volume of 256 GiB.
 pub const HEAT_UNITS_MAX: usize = 1 << 24;
 /// Runs of a heat map at most, and ranges of all warm-ups of a shard: a file of 1 MiB, and 4 MiB of ranges while caches

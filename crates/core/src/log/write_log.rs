@@ -344,23 +344,7 @@ impl WriteLog {
         } else {
             0
         };
-        let sync = core::mem::take(&mut self.sync_pending);
-        if sync || !self.fits_open_span(1, data_blocks) {
-            self.seal(now);
-        }
-        if self.open.entries.is_empty() {
-            self.open.since = now;
-            self.open.first_sequence = self.next_sequence();
-        }
-        if sync {
-            self.sync_points += 1;
-            self.open.entries.push(span_entry(
-                EntryKind::SyncPoint,
-                SectorRange::new(0, 0),
-                0,
-                0,
-            ));
-        }
+        begin_entry(self, now, data_blocks);
         let flags = if entry.no_hole { ENTRY_NO_HOLE } else { 0 };
         let data_block = self.open.checksums.len() as u32;
         let mut on_device = span_entry(entry.kind, entry.range, data_block, flags);
@@ -390,6 +374,25 @@ impl WriteLog {
         self.open.entries.push(on_device);
         self.entries.push_back(entry);
         stored_bytes
+    }
+
+    /// Accept a record of so many bytes, which `data` begins with; zeroes follow up to the end of the last block. It is one
+    /// entry of one span, and means nothing to the log. The caller has checked [`Self::has_room`]. Returns the position at
+    /// which its span follows: the record is durable, or committed, once more than that is.
+    pub fn append_record(&mut self, now: Nanos, bytes: usize, data: Buf) -> u64 {
+        let blocks = bytes.div_ceil(BLOCK_BYTES);
+        debug_assert_eq!(data.len(), blocks * BLOCK_BYTES);
+        begin_entry(self, now, blocks);
+        let data_block = self.open.checksums.len() as u32;
+        let range = SectorRange::new(0, bytes as u64);
+        let entry = span_entry(EntryKind::Record, range, data_block, 0);
+        let checksums = data.chunks_exact(BLOCK_BYTES).map(block_checksum);
+        self.open.checksums.extend(checksums);
+        self.open.data.push(data);
+        self.open_bytes += bytes;
+        self.open.note_accepted(now);
+        self.open.entries.push(entry);
+        self.head
     }
 
     /// Extend the last entry of the open span by an adjacent discard or write-zeroes of the same kind. Returns whether
@@ -506,10 +509,8 @@ impl WriteLog {
 
     /// Tell each entry of the span where its data is, and each ring block its checksum.
     fn place_entries(&mut self, open: &OpenSpan, data_position: u64) {
-        let written = open
-            .entries
-            .iter()
-            .filter(|entry| entry.kind != EntryKind::SyncPoint.code());
+        let others = [EntryKind::SyncPoint.code(), EntryKind::Record.code()];
+        let written = (open.entries.iter()).filter(|entry| !others.contains(&entry.kind));
         for (sequence, entry) in (open.first_sequence..).zip(written) {
             let index = (sequence - self.first) as usize;
             self.entries[index].position = data_position + u64::from(entry.data_block.get());
@@ -897,6 +898,24 @@ impl OpenSpan {
             self.checksums.extend(checksums);
             self.data.push(blocks);
         }
+    }
+}
+
+/// Have the open span take an entry with so many data blocks, behind the sync point that is pending.
+fn begin_entry(log: &mut WriteLog, now: Nanos, data_blocks: usize) {
+    let sync = core::mem::take(&mut log.sync_pending);
+    if sync || !log.fits_open_span(1, data_blocks) {
+        log.seal(now);
+    }
+    if log.open.entries.is_empty() {
+        log.open.since = now;
+        log.open.first_sequence = log.next_sequence();
+    }
+    if sync {
+        log.sync_points += 1;
+        let none = SectorRange::new(0, 0);
+        let entry = span_entry(EntryKind::SyncPoint, none, 0, 0);
+        log.open.entries.push(entry);
     }
 }
 

@@ -3,6 +3,7 @@
 mod golden;
 
 mod log {
+    mod clients;
     mod compression;
     mod cut;
     mod end_mark;

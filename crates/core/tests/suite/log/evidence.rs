@@ -142,7 +142,8 @@ impl Bench {
         self.open_telling(bytes_read, |_| ())
     }
 
-    fn open_telling(
+    /// Open the log that is on the device; `tell` is told what is found.
+    pub fn open_telling(
         &self,
         bytes_read: &mut u64,
         mut tell: impl FnMut(Found),
