@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | Away | – | Attaching: connected |
 //! | Attaching | Attach | InStep: it has what it said, all of it ours; Cuts: that ends before the tail; else it leaves |
-//! | Cuts | JoinAt the tail | InStep: its copy, which is whole, goes on there |
+//! | Cuts | JoinAt the tail | Attaching: its copy goes on there |
 //! | InStep | changes, spans | Attaching: what it needs next has gone; Away: disconnected |
 //!
 //! A joiner's is in [`super::resync`].
@@ -228,8 +228,7 @@ impl Group {
 
     /// A link to a node is there.
     pub fn connected(&mut self, to: Member) {
-        // One that is perhaps a member already is treated as one: it must not be cut.
-        let is_member = self.record.config.members.contains(to) || self.may_have_joined(to);
+        let is_member = self.is_member(to);
         if let Some(other) = self.others.get_mut(&to) {
             other.link = if is_member {
                 Link::Attaching { is_sent: false }
@@ -246,6 +245,11 @@ impl Group {
         }
         self.drop_join(from);
         self.advance();
+    }
+
+    /// Whether a node is a member. One that is perhaps one already is treated as one: it must not be cut.
+    fn is_member(&self, node: Member) -> bool {
+        self.record.config.members.contains(node) || self.may_have_joined(node)
     }
 
     /// Whether the record may name a joiner a member by now.
@@ -310,11 +314,15 @@ impl Group {
 
     /// Take a message of another node, which answers what was sent in this epoch.
     pub fn receive(&mut self, from: Member, message: &Message, log: &impl Spans) {
+        let is_member = self.is_member(from);
         let Some(other) = self.others.get_mut(&from) else {
             return;
         };
         match (message, other.link) {
-            (Message::Fenced { promised }, _) if *promised > self.record.epoch => self.fence(),
+            // A joiner may have promised that in a group that is no more.
+            (Message::Fenced { promised }, _) if is_member && *promised > self.record.epoch => {
+                self.fence();
+            }
             (Message::Attached(copy), Link::Attaching { is_sent: true }) => {
                 let next = log.span_after(copy.head.position);
                 let follows = match next {
@@ -364,7 +372,7 @@ impl Group {
 
     fn receive_of_joiner(&mut self, from: Member, step: Step, message: &Message, log: &impl Spans) {
         let (change, revision) = (self.change, self.record.revision);
-        let is_member = self.record.config.members.contains(from);
+        let is_member = self.is_member(from);
         let Some(other) = self.others.get_mut(&from) else {
             return;
         };
@@ -385,9 +393,8 @@ impl Group {
                 other.named = cut.change.number;
                 other.told = other.named;
                 if is_member {
-                    // Its superblock does not say yet where the opening begins: it is told again.
-                    (other.named, other.told) = (0, 0);
-                    other.link = Link::InStep;
+                    // Whether its copy is whole there is what it says then.
+                    other.link = Link::Attaching { is_sent: false };
                     return;
                 }
                 let least = log.head().position;

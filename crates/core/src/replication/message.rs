@@ -113,6 +113,22 @@ pub enum Question {
     Beat,
 }
 
+impl Message {
+    /// Whether it says that something is on a medium, or was read from there.
+    pub fn waited_for_medium(&self) -> bool {
+        matches!(
+            self,
+            Self::Promised(_)
+                | Self::HasCut(_)
+                | Self::Ack { .. }
+                | Self::Named { .. }
+                | Self::Verified { .. }
+                | Self::NotWhole { .. }
+                | Self::LogData(_)
+        )
+    }
+}
+
 impl Question {
     /// All of them.
     pub const ALL: [Self; 8] = [

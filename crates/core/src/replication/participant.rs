@@ -564,7 +564,7 @@ impl Participant {
                 meeting::hear_nothing(self, from, *question);
             } else {
                 if !matches!(message, Message::Echo { .. }) {
-                    self.deadlines.heard(now, from);
+                    self.deadlines.heard(now, from, message.waited_for_medium());
                 }
                 self.hear(from, epoch, message, data);
             }
@@ -973,5 +973,7 @@ impl Participant {
         assert!(self.held.iter().is_sorted_by_key(|held| held.end));
         let last = self.held.back().map_or(0, |held| held.end);
         assert!(last <= self.replica.head().position);
+        let durable = self.replica.durable().position;
+        assert!(self.held.front().is_none_or(|held| held.end > durable));
     }
 }

@@ -253,11 +253,14 @@ pub enum RecordError {
 }
 
 impl GroupRecord {
-    /// The first one of a new log.
+    /// Revision of a first record, and its epoch if the log has had no other group.
+    pub const FIRST: u64 = 1;
+
+    /// The first one of a group. Where copies of the log have promised epochs in another group, it is given a higher one.
     pub fn first(primary: Member, config: Config, joiners: Nodes) -> Self {
         Self {
-            revision: 1,
-            epoch: 1,
+            revision: Self::FIRST,
+            epoch: Self::FIRST,
             phase: Phase::Serving { primary },
             config,
             joiners,

@@ -828,6 +828,8 @@ impl Replica {
         self.durable = cut.at;
         self.unordered = 0;
         let (last, change) = (&self.superblock, &cut.change);
+        // An opening that begins further on becomes known once all before that is there, as to any member.
+        let knows = !goes_on || cut.at.position >= change.opens_at;
         let (tail, sync_points) = if keeps && last.tail.position > change.tail.position {
             (last.tail, last.sync_points)
         } else {
@@ -835,7 +837,11 @@ impl Replica {
         };
         self.wanted = Superblock {
             promised: asked.epoch,
-            incarnation: last.incarnation.max(change.incarnation),
+            incarnation: if knows {
+                last.incarnation.max(change.incarnation)
+            } else {
+                last.incarnation
+            },
             tail,
             sync_points,
             is_unflushed: change.is_unflushed,
@@ -869,6 +875,7 @@ impl Replica {
         let last = &self.superblock;
         last.is_whole
             && self.content == Content::Sound
+            && self.cut.is_some_and(|asked| asked.epoch == last.promised)
             && last.joined == cut.joined
             && cut.at == cut.change.tail
     }

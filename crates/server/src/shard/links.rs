@@ -104,10 +104,11 @@ pub struct Times {
     pub ping_interval: Nanos,
     /// The echo of a ping.
     pub ping_max: Nanos,
-    /// The answer to a request; a promise may have to wait out a lease.
+    /// The answer to a request that takes no write of the medium.
     pub answer_max: Nanos,
-    /// The answer to what may wait for much of a log: to Verify, for which it is read, and to Superblock, which is durable
-    /// only once all before the opening is. That a member is too slow is for its group to say.
+    /// The answer to what waits for the medium: to Promise, JoinAt, Verify, for which a log is read, and Superblock, which is
+    /// durable only once all before the opening is. That a copy is too slow is for its group to say: others on this link
+    /// may be fine.
     pub slow_answer_max: Nanos,
 }
 

@@ -251,11 +251,9 @@ fn parse_results(bytes: &mut &[u8], count: u32) -> Result<Vec<Kept>, FormatError
     for _ in 0..count {
         let head: &CheckpointResult = take(bytes)?;
         let number = head.number.get();
-        let least = results
-            .last()
-            .map_or(1, |last| last.number.saturating_add(1));
+        let last = results.last().map_or(0, |last| last.number);
         let first = results.first().map_or(number, |first| first.number);
-        let is_kept = number >= least && number - first < CLIENT_RESULTS_MAX as u64;
+        let is_kept = number > last && number - first < CLIENT_RESULTS_MAX as u64;
         check(is_kept, "number")?;
         check(head.reserved == [0; 4], "reserved")?;
         let length = head.bytes.get() as usize;

@@ -247,15 +247,15 @@ fn member_is_told_again_what_its_superblock_does_not_say() {
     assert!(group.is_retired());
 }
 
-#[test]
-fn member_that_ends_before_the_tail_goes_on_there_without_leaving() {
-    let (mut group, mut log) = group(AckLevel::Majority);
-    attach(&mut group, &log, 2);
-    append(&mut log);
-    append(&mut log);
-    messages(&mut group, &log);
+/// Have the other one than `away` and this node write and retire two spans; the tail behind them.
+fn tail_without(group: &mut Group, log: &mut Replica, away: Member) -> Point {
+    let other = Member(3 - away.0);
+    attach(group, log, other.0);
+    append(log);
+    append(log);
+    messages(group, log);
     group.own_durable(2);
-    group.receive(Member(2), &Message::Ack { durable: 2 }, &log);
+    group.receive(other, &Message::Ack { durable: 2 }, log);
     let tail = log.head();
     let change = Change {
         tail,
@@ -266,6 +266,60 @@ fn member_that_ends_before_the_tail_goes_on_there_without_leaving() {
     log.next_superblock().unwrap();
     log.superblock_written();
     group.own_named(number);
+    messages(group, log);
+    group.receive(other, &Message::Named { number }, log);
+    assert!(group.is_retired());
+    tail
+}
+
+/// What a member says of its whole copy, which begins and ends there.
+fn copy_at(tail: Point) -> Copy {
+    Copy {
+        head: tail,
+        tail,
+        ..Copy::empty(EPOCH)
+    }
+}
+
+#[test]
+fn member_whose_copy_was_not_whole_where_it_was_to_go_on_leaves() {
+    let (mut group, mut log) = group(AckLevel::Majority);
+    let tail = tail_without(&mut group, &mut log, Member(1));
+    attach(&mut group, &log, 1);
+    let Some(Message::JoinAt(cut)) = group.next_message(Member(1), &log) else {
+        panic!("it is told where to go on");
+    };
+    group.receive(Member(1), &Message::HasCut(cut), &log);
+    messages(&mut group, &log);
+    let copy = Copy {
+        is_whole: false,
+        ..copy_at(tail)
+    };
+    group.receive(Member(1), &Message::Attached(copy), &log);
+    let next = group.next_record().unwrap();
+    assert!(!next.config.members.contains(Member(1)));
+}
+
+#[test]
+fn joiner_that_has_promised_a_higher_epoch_fences_nobody() {
+    let (mut group, log) = group(AckLevel::Majority);
+    attach(&mut group, &log, 2);
+    group.suspect(Member(1));
+    let record = group.next_record().unwrap();
+    group.seen(&record);
+    let fenced = Message::Fenced {
+        promised: EPOCH + 1,
+    };
+    group.receive(Member(1), &fenced, &log);
+    assert!(!group.is_fenced());
+    group.receive(Member(2), &fenced, &log);
+    assert!(group.is_fenced());
+}
+
+#[test]
+fn member_that_ends_before_the_tail_goes_on_there_without_leaving() {
+    let (mut group, mut log) = group(AckLevel::Majority);
+    let tail = tail_without(&mut group, &mut log, Member(1));
     // The other one has gone, so nobody could leave.
     group.disconnected(Member(2));
     append(&mut log);
@@ -280,11 +334,11 @@ fn member_that_ends_before_the_tail_goes_on_there_without_leaving() {
     assert_eq!((cut.at, Some(cut.joined)), (tail, joined));
     assert_eq!(group.next_message(Member(1), &log), None);
     group.receive(Member(1), &Message::HasCut(cut), &log);
-    let told = group.next_message(Member(1), &log);
-    assert_eq!(told, Some(Message::Superblock(group.change())));
+    // Only what it says then tells whether it is whole.
+    assert_eq!(group.next_message(Member(1), &log), Some(Message::Attach));
+    group.receive(Member(1), &Message::Attached(copy_at(tail)), &log);
     let next = group.next_message(Member(1), &log);
     assert!(matches!(next, Some(Message::Append(span)) if span.start == tail));
-    group.receive(Member(1), &Message::Named { number }, &log);
     group.receive(Member(1), &Message::Ack { durable: 3 }, &log);
     assert!(group.is_retired() && group.committed() == 3);
     group.check_invariants();

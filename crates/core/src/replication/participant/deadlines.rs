@@ -73,7 +73,7 @@ pub(super) struct Deadlines {
     times: Times,
     /// Since when somebody owes something.
     owing: BTreeMap<Member, Nanos>,
-    /// How often links were made anew since somebody was heard.
+    /// How often links were made anew since somebody's medium was heard of.
     anew: BTreeMap<Member, u32>,
     /// Since when a member is late that cannot leave.
     held_up: BTreeMap<Member, Nanos>,
@@ -139,9 +139,11 @@ impl Deadlines {
         self.next = None;
     }
 
-    /// Somebody has answered.
-    pub(super) fn heard(&mut self, now: Nanos, from: Member) {
-        self.anew.remove(&from);
+    /// Somebody has answered; whether that took its medium.
+    pub(super) fn heard(&mut self, now: Nanos, from: Member, of_medium: bool) {
+        if of_medium {
+            self.anew.remove(&from);
+        }
         if let Some(since) = self.owing.get_mut(&from) {
             *since = now;
         }
@@ -310,7 +312,7 @@ mod tests {
         let owing = BTreeMap::from([(MEMBER, true), (JOINER, false)]);
         assert!(deadlines.of_members(at(10), &owing).members.is_empty());
         assert!(deadlines.of_members(at(2_009), &owing).members.is_empty());
-        deadlines.heard(at(2_009), MEMBER);
+        deadlines.heard(at(2_009), MEMBER, true);
         assert!(deadlines.of_members(at(4_008), &owing).members.is_empty());
         assert!(deadlines.next().unwrap() <= at(4_009));
         let late = deadlines.of_members(at(4_009), &owing);
@@ -343,9 +345,12 @@ mod tests {
         let seen = breaks(&mut deadlines, 7);
         let pauses: Vec<u64> = seen.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(pauses, [121, 241, 481, 961, 961, 961]);
-        let last = seen[6];
-        deadlines.heard(at(last * 1_000), JOINER);
-        assert_eq!(breaks(&mut deadlines, 1), [last + 61]);
+        // That it says what it has takes no medium.
+        deadlines.heard(at(seen[6] * 1_000), JOINER, false);
+        let next = breaks(&mut deadlines, 1)[0];
+        assert_eq!(next, seen[6] + 961);
+        deadlines.heard(at(next * 1_000), JOINER, true);
+        assert_eq!(breaks(&mut deadlines, 1), [next + 61]);
     }
 
     #[test]
@@ -360,7 +365,7 @@ mod tests {
             }
             // It answers, and owes the same all the time.
             if second % 10 == 9 {
-                deadlines.heard(at(second * 1_000), MEMBER);
+                deadlines.heard(at(second * 1_000), MEMBER, true);
             }
         }
         assert_eq!(at_s, [63, 123, 183]);

@@ -430,4 +430,9 @@ fn drop_unheld(this: &mut Participant) {
     while this.held.back().is_some_and(|held| held.end > head) {
         this.held.pop_back();
     }
+    // A cut may lie ahead of what was taken and not written.
+    let durable = this.replica.durable().position;
+    while this.held.front().is_some_and(|held| held.end <= durable) {
+        this.held.pop_front();
+    }
 }

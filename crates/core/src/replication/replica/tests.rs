@@ -576,6 +576,14 @@ fn go_on(replica: &mut Replica, times: usize, random: &mut fastrand::Rng) {
     }
 }
 
+/// The superblock of a whole member that has promised this epoch.
+fn whole_in_epoch(promised: u64) -> Superblock {
+    Superblock {
+        promised,
+        ..Superblock::new(true)
+    }
+}
+
 #[test]
 fn whole_copy_goes_on_at_a_tail_that_it_lacks_and_a_joiner_is_not_whole_there() {
     let at = |joined, tail| Cut {
@@ -589,8 +597,12 @@ fn whole_copy_goes_on_at_a_tail_that_it_lacks_and_a_joiner_is_not_whole_there() 
             ..Change::default()
         },
     };
-    for (cut, is_whole) in [(at(1, 3), true), (at(8, 3), false)] {
-        let mut replica = Replica::new(Superblock::new(true), RING_BLOCKS, [span(0, 0)]);
+    for (promised, cut, is_whole) in [
+        (3, at(1, 3), true),
+        (3, at(8, 3), false),
+        (2, at(1, 3), false),
+    ] {
+        let mut replica = Replica::new(whole_in_epoch(promised), RING_BLOCKS, [span(0, 0)]);
         replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
         let written = write_superblock(&mut replica);
         assert_eq!(written.is_whole, is_whole);
@@ -604,6 +616,32 @@ fn whole_copy_goes_on_at_a_tail_that_it_lacks_and_a_joiner_is_not_whole_there() 
         let has_cut = Message::HasCut(cut);
         assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
     }
+}
+
+#[test]
+fn whole_copy_that_goes_on_before_the_present_opening_does_not_know_that_yet() {
+    let change = Change {
+        opens_at: 4,
+        ..change(1, 3, 6)
+    };
+    let cut = Cut {
+        at: point(3),
+        void_before: 1,
+        joined: 1,
+        change,
+    };
+    let mut replica = Replica::new(whole_in_epoch(3), RING_BLOCKS, [span(0, 0)]);
+    replica.receive(CANDIDATE, 3, &Message::JoinAt(cut));
+    assert_eq!(write_superblock(&mut replica).incarnation, 1);
+    let has_cut = Message::HasCut(cut);
+    assert_eq!(replica.next_message(), Some((CANDIDATE, 3, has_cut)));
+    assert!(!replica.copy(Point::default()).says(&change));
+    replica.receive(CANDIDATE, 3, &Message::Superblock(change));
+    replica.receive(CANDIDATE, 3, &Message::Append(span(3, 3)));
+    replica.next_write().unwrap();
+    replica.written(4);
+    let written = write_superblock(&mut replica);
+    assert_eq!((written.incarnation, written.cut_position), (6, 4));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use hdcs_backend::url::BackendUrl;
 use hdcs_backend::{BackendError, Found};
 use hdcs_core::base::limits::{BLOCK_BYTES, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use hdcs_core::format::{LogSuperblock, Membership};
+use hdcs_core::replication::record::GroupRecord;
 use hdcs_core::volume::{Volume as CoreVolume, VolumeConfig, sharing};
 use hdcs_device::DeviceRegion;
 use hdcs_device::create::{create_region_with, zero_region};
@@ -253,7 +254,9 @@ async fn found(node: &Node, entry: &Entry, log: u64, plan: GroupPlan) -> Result<
     let named = format!("volume {}: ", entry.name);
     let why = |error: ApiError| error.message.replacen(&named, "", 1);
     let fails_short = plan.request.when_short == WhenShort::Error;
-    let founded = node.groups.found(entry, log, plan).await;
+    let founded = (node.groups)
+        .found(entry, log, GroupRecord::FIRST, plan)
+        .await;
     founded.map_err(why)?;
     let replicas = node.replicas.as_ref().ok_or("this node is alone")?;
     let served = replicas.await_served(entry.name.as_str(), entry.uuid);

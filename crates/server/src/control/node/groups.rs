@@ -69,7 +69,7 @@ pub struct GroupPlan {
 
 impl GroupPlan {
     /// The first record: the primary alone is a member, and the others are to join.
-    pub fn first_record(&self) -> GroupRecord {
+    pub fn first_record(&self, epoch: u64) -> GroupRecord {
         let seat = Seat {
             member: self.primary,
             joined: FIRST_JOINED,
@@ -81,7 +81,10 @@ impl GroupPlan {
             copies_min: self.request.copies_least(),
             when_short: when_short(self.request.when_short),
         };
-        GroupRecord::first(self.primary, config, self.others.clone())
+        GroupRecord {
+            epoch,
+            ..GroupRecord::first(self.primary, config, self.others.clone())
+        }
     }
 }
 
@@ -257,13 +260,20 @@ impl Groups {
         plan.ok_or_else(|| at("it has no group"))
     }
 
-    /// Make the group of a volume whose files are there, with this number of its log, before it is opened.
-    pub async fn found(&self, entry: &Entry, log: u64, plan: GroupPlan) -> Result<(), ApiError> {
+    /// Make the group of a volume whose files are there, with this number of its log, before it is opened. It begins with this
+    /// epoch.
+    pub async fn found(
+        &self,
+        entry: &Entry,
+        log: u64,
+        epoch: u64,
+        plan: GroupPlan,
+    ) -> Result<(), ApiError> {
         let name = &entry.name;
         let spec = VolumeSpecFile::of(entry, log);
         let spec = spec.ok_or_else(|| failed(format!("volume {name}: it has no backend")))?;
         self.refuse_name(name, Some(entry.uuid)).await?;
-        let first = plan.first_record();
+        let first = plan.first_record(epoch);
         let made = self.ask_store(move |store| store.create(&spec, &first));
         made.await.map_err(|error| at_volume(name.as_str(), error))
     }

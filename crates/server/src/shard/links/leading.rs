@@ -228,7 +228,9 @@ impl Links {
             _ => (Purpose::Spans, 0),
         };
         let patience = match question {
-            Question::Verify | Question::Superblock => self.times.slow_answer_max,
+            Question::Promise | Question::JoinAt | Question::Verify | Question::Superblock => {
+                self.times.slow_answer_max
+            }
             _ => self.times.answer_max,
         };
         let deadline = self.now.plus(patience);

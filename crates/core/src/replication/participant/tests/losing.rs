@@ -157,3 +157,61 @@ fn members_that_were_not_asked_what_they_have_leave_and_join() {
     assert_eq!(net.record.config.members.count(), 3);
     assert_eq!(net.bytes(Member(2)), [1, 2]);
 }
+
+#[test]
+fn what_was_taken_and_is_cut_off_is_not_held() {
+    let (primary, slow) = (Member(0), Member(2));
+    let mut net = Net::healthy(AckLevel::Majority);
+    net.slow = Some((slow, Vec::new()));
+    let ring = net.writer(primary).log.ring_blocks();
+    for round in 0..ring / 251 + 3 {
+        net.write(primary, 250, round as u8);
+        net.settle();
+        net.retire(primary);
+    }
+    net.cut.insert((primary, slow));
+    net.settle();
+    let (_, tokens) = net.slow.take().unwrap();
+    let now = net.now;
+    for token in tokens {
+        let participant = net.participant(slow);
+        participant.finished(now, token, Ok(Done::Written));
+    }
+    net.settle();
+    net.write(primary, 250, 77);
+    net.settle();
+    net.retire(primary);
+    let held = net.participant(slow).held.len();
+    assert!(held > 0, "some have no room in its ring");
+    net.cut.clear();
+    net.settle();
+    net.write(primary, 1, 78);
+    net.settle();
+    assert_eq!(net.record.config.members.count(), 3);
+    assert!(net.participant(slow).held.is_empty());
+}
+
+#[test]
+fn joiner_that_has_promised_a_higher_epoch_of_another_group_stops_nobody() {
+    let primary = Member(0);
+    let mut net = Net::new(2, AckLevel::Majority);
+    net.kill(Member(1));
+    let mut superblock = LogSuperblock::new(VOLUME, LOG, REGION_BYTES);
+    superblock.incarnation = 5.into();
+    superblock.set_membership(Membership {
+        promised: 7,
+        cut_position: 0,
+        void_before: 0,
+        joined: 3,
+        is_whole: true,
+    });
+    superblock.seal();
+    let bytes = zerocopy::IntoBytes::as_bytes(&superblock);
+    net.nodes[1].disk[..BLOCK_BYTES].copy_from_slice(bytes);
+    net.start(Member(1));
+    net.take(primary);
+    net.settle();
+    net.write(primary, 1, 1);
+    net.pass(120_000);
+    assert!(net.writer(primary).tokens.is_empty());
+}

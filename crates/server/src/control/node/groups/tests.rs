@@ -124,7 +124,10 @@ async fn made(refuses: bool) -> (tempfile::TempDir, Arc<FakePath>, Groups, Entry
     let mut entry = entry("v", 4);
     entry.backend = create.backend;
     entry.is_replicated = true;
-    groups.found(&entry, 77, plan.unwrap()).await.unwrap();
+    groups
+        .found(&entry, 77, GroupRecord::FIRST, plan.unwrap())
+        .await
+        .unwrap();
     (root, path, groups, entry)
 }
 
@@ -142,7 +145,7 @@ fn plan_of_a_group_has_this_node_as_primary_and_the_others_join() {
         (plan.primary, &plan.others),
         (Member(1), &Nodes::from([Member(3)]))
     );
-    let first = plan.first_record();
+    let first = plan.first_record(GroupRecord::FIRST);
     assert_eq!((first.revision, first.primary()), (1, Some(Member(1))));
     assert_eq!(first.config.replicas, 2);
     assert_eq!(first.config.members.joined(Member(1)), Some(FIRST_JOINED));
@@ -299,7 +302,9 @@ async fn takeover_is_for_members_that_do_not_serve() {
         name: "w".parse().unwrap(),
         ..spec
     };
-    store.create(&spec, &other.first_record()).unwrap();
+    store
+        .create(&spec, &other.first_record(GroupRecord::FIRST))
+        .unwrap();
     let refused = groups.take_over("w").await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
     assert!(
@@ -329,7 +334,10 @@ async fn group_is_made_with_its_volume_and_goes_with_it() {
         .plan(&entry.name, &create(&["a", "b"]))
         .unwrap()
         .unwrap();
-    let refused = groups.found(&twin, 78, plan).await.unwrap_err();
+    let refused = groups
+        .found(&twin, 78, GroupRecord::FIRST, plan)
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
     // Whoever serves it may change it, and the others know that then.
     let mut larger = entry.clone();
@@ -366,7 +374,7 @@ fn first_record_of_a_plan_may_be_followed_by_a_taking() {
         others: Nodes::from([Member(2)]),
         request: request(&["a", "b"]),
     };
-    let first = plan.first_record();
+    let first = plan.first_record(GroupRecord::FIRST);
     assert_eq!(first.floor, Point::default());
     assert_eq!(first.check_next(&first.taking(Member(1))), Ok(()));
 }

@@ -44,11 +44,10 @@ use crate::control::node::moving::{Moving, arrived, depart, show_moving};
 use crate::control::node::open::NotOpen;
 use crate::control::node::{Node, at_volume, beside, failed, find};
 
-/// Of the first record, and of what it says of its only member.
-const FIRST: u64 = 1;
-/// So many openings of a log are left out when it begins another group. Nodes of the last one may have opened their copies more
-/// often than this one knows, and what those openings wrote must stay older than all that is written from now on.
-const OPENINGS_LEFT_OUT: u64 = 1 << 32;
+/// So many openings and epochs of a log are left out when it begins another group. Nodes of the last one may have opened their
+/// copies more often than this one knows, and what those openings wrote must stay older than all that is written from
+/// now on. They may also have promised epochs that this one does not know.
+const LEFT_OUT: u64 = 1 << 32;
 /// All copies, and volumes that stand on them, are there.
 const SHARD: usize = 0;
 
@@ -134,11 +133,12 @@ async fn close_and_change(
 async fn change(node: &Node, entry: &Entry, plan: Option<GroupPlan>) -> Result<Entry, ApiError> {
     let (layout, of) = (node.setup.layout().clone(), entry.clone());
     let log = beside(move || begin_copy(&of, &layout));
-    let log = log
+    let begun = log
         .await?
         .map_err(|why| failed(format!("volume {}: its write log: {why}", entry.name)))?;
     if let Some(plan) = plan {
-        node.groups.found(entry, log, plan).await?;
+        let Begun { log, epoch } = begun;
+        node.groups.found(entry, log, epoch, plan).await?;
     }
     let changed = Entry {
         is_replicated: true,
@@ -155,8 +155,16 @@ async fn change(node: &Node, entry: &Entry, plan: Option<GroupPlan>) -> Result<E
     Ok(changed)
 }
 
-/// Take all the space of a closed log, and have it say that it is the copy of a group's first member; its number. Blocks.
-fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, String> {
+/// A log that is the copy of a group's first member.
+struct Begun {
+    /// Its number.
+    log: u64,
+    /// The group's first epoch.
+    epoch: u64,
+}
+
+/// Take all the space of a closed log, and have it say that it is the copy of a group's first member. Blocks.
+fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<Begun, String> {
     let path = entry.log_path(layout);
     let file = fs::OpenOptions::new().read(true).write(true).open(&path);
     let file = Arc::new(file.map_err(|error| format!("{}: {error}", path.display()))?);
@@ -181,31 +189,32 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<u64, St
     let mut next = newest;
     // One that was detached still says what it was in another group. What was cut there stays so.
     let last = next.membership();
+    let raised = |number: u64| {
+        let raised = number.checked_add(LEFT_OUT);
+        raised.ok_or("the numbers of its openings, or of its epochs, are used up")
+    };
+    let epoch = last.map_or(Ok(GroupRecord::FIRST), |last| raised(last.promised))?;
     let founding = Membership {
-        promised: FIRST,
+        promised: epoch,
         cut_position: last.map_or(0, |last| last.cut_position),
         void_before: last.map_or(0, |last| last.void_before),
-        joined: FIRST,
+        joined: GroupRecord::FIRST,
         is_whole: true,
     };
-    if last != Some(founding) {
-        next.sequence = U64::new(newest.sequence.get() + 1);
-        if newest.named_ahead() > 0 {
-            next.ahead_sequence = next.sequence;
-        }
-        if last.is_some() {
-            let known = newest.incarnation.get();
-            let raised = known.checked_add(OPENINGS_LEFT_OUT);
-            next.incarnation = U64::new(raised.ok_or("the numbers of its openings are used up")?);
-        }
-        next.set_membership(founding);
-        next.seal_with(keys);
-        let offset = LogSuperblock::offset_of(next.sequence.get());
-        file.write_all_at(next.as_bytes(), offset)
-            .and_then(|()| file.sync_all())
-            .map_err(|error| error.to_string())?;
+    next.sequence = U64::new(newest.sequence.get() + 1);
+    if newest.named_ahead() > 0 {
+        next.ahead_sequence = next.sequence;
     }
-    Ok(log)
+    if last.is_some() {
+        next.incarnation = U64::new(raised(newest.incarnation.get())?);
+    }
+    next.set_membership(founding);
+    next.seal_with(keys);
+    let offset = LogSuperblock::offset_of(next.sequence.get());
+    file.write_all_at(next.as_bytes(), offset)
+        .and_then(|()| file.sync_all())
+        .map_err(|error| error.to_string())?;
+    Ok(Begun { log, epoch })
 }
 
 /// The superblock of a log that is in force.
