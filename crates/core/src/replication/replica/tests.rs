@@ -640,6 +640,8 @@ fn whole_copy_that_goes_on_before_the_present_opening_does_not_know_that_yet() {
     replica.receive(CANDIDATE, 3, &Message::Append(span(3, 3)));
     replica.next_write().unwrap();
     replica.written(4);
+    let ack = Message::Ack { durable: 4 };
+    assert_eq!(replica.next_message(), Some((CANDIDATE, 3, ack)));
     let written = write_superblock(&mut replica);
     assert_eq!((written.incarnation, written.cut_position), (6, 4));
 }
