@@ -132,7 +132,8 @@ async fn close_and_change(
 /// The steps of a closed volume; its entry afterwards.
 async fn change(node: &Node, entry: &Entry, plan: Option<GroupPlan>) -> Result<Entry, ApiError> {
     let (layout, of) = (node.setup.layout().clone(), entry.clone());
-    let log = beside(move || begin_copy(&of, &layout));
+    let is_new = plan.is_some();
+    let log = beside(move || begin_copy(&of, &layout, is_new));
     let begun = log
         .await?
         .map_err(|why| failed(format!("volume {}: its write log: {why}", entry.name)))?;
@@ -163,8 +164,13 @@ struct Begun {
     epoch: u64,
 }
 
-/// Take all the space of a closed log, and have it say that it is the copy of a group's first member. Blocks.
-fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<Begun, String> {
+/// Take all the space of a closed log, and have it say that it is the copy of a group's first member, unless the group is
+/// there and it says so already. Blocks.
+fn begin_copy(
+    entry: &Entry,
+    layout: &crate::data_dir::Layout,
+    is_new: bool,
+) -> Result<Begun, String> {
     let path = entry.log_path(layout);
     let file = fs::OpenOptions::new().read(true).write(true).open(&path);
     let file = Arc::new(file.map_err(|error| format!("{}: {error}", path.display()))?);
@@ -189,6 +195,10 @@ fn begin_copy(entry: &Entry, layout: &crate::data_dir::Layout) -> Result<Begun, 
     let mut next = newest;
     // One that was detached still says what it was in another group. What was cut there stays so.
     let last = next.membership();
+    if let Some(last) = last.filter(|_| !is_new) {
+        let epoch = last.promised;
+        return Ok(Begun { log, epoch });
+    }
     let raised = |number: u64| {
         let raised = number.checked_add(LEFT_OUT);
         raised.ok_or("the numbers of its openings, or of its epochs, are used up")
