@@ -688,13 +688,10 @@ impl Group {
             return None;
         }
         let other = self.others.get(&to)?;
-        if !follows(log, other.sent) {
-            // What it needs next has gone: a point further on is agreed upon.
-            match other.link {
-                Link::InStep => self.connected(to),
-                Link::Joining(step) if step.takes_spans() => self.bring_up_anew(to),
-                _ => {}
-            }
+        let takes = matches!(other.link, Link::Joining(step) if step.takes_spans());
+        if takes && !follows(log, other.sent) {
+            // What a joiner needs next has gone: a point further on is agreed upon.
+            self.bring_up_anew(to);
         }
         let (change, committed) = (self.change, self.committed);
         let other = self.others.get_mut(&to)?;
@@ -760,11 +757,17 @@ impl Progress {
     }
 
     fn next_span(&mut self, log: &impl Spans) -> Option<Message> {
-        let next = log.span_after(self.sent)?;
-        if next.start.position != self.sent {
-            // It has gone. A joiner that may be a member misses its deadline.
-            return None;
+        let next = log.span_after(self.sent);
+        let start = next.map_or_else(|| log.head(), |next| next.start);
+        if start.position != self.sent {
+            // It has gone. A member is asked anew what it has; a joiner that may be one misses its deadline.
+            let is_member = self.link == Link::InStep;
+            return is_member.then(|| {
+                self.link = Link::Attaching { is_sent: true };
+                Message::Attach
+            });
         }
+        let next = next?;
         self.sent = next.end.position;
         Some(Message::Append(next))
     }

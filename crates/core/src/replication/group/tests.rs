@@ -363,6 +363,9 @@ fn member_in_step_whose_next_span_has_gone_is_asked_anew() {
     log.next_superblock().unwrap();
     log.superblock_written();
     append(&mut log);
+    let told = group.next_message(Member(1), &log);
+    assert_eq!(told, Some(Message::Superblock(group.change())));
     let asked = group.next_message(Member(1), &log);
     assert_eq!(asked, Some(Message::Attach));
+    assert_eq!(group.next_message(Member(1), &log), None);
 }
