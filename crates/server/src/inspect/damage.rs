@@ -7,7 +7,8 @@ use hdcs_core::log::write_log::WriteLog;
 
 /// What to do about a copy that cannot be read to its end.
 pub const COPY_UNUSABLE: &str = "if this is a copy of a volume whose log other nodes have too, and one of theirs is whole, stop \
-                             this node, remove the log and start it: it is brought up anew from theirs";
+                             this node, remove the log and start it: it is brought up anew from theirs (do not \
+                             remove a block device: have another node have the copy)";
 
 /// What is damaged of a log, and what of its volume was lost with it, in words. A copy has lost nothing that another one has;
 /// a log that was a copy once still says so.

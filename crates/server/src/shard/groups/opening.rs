@@ -1,5 +1,7 @@
 //! Opening a copy: its device, and what a replay finds there. On a thread of its own, since it blocks.
 
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
 use hdcs_backend::crypt::{Encryption, LogCipher};
@@ -93,9 +95,16 @@ fn what_next(error: &OpenError, path: &str) -> String {
     if !is_damaged {
         return String::new();
     }
+    // Where a device was removed a file would be made, in memory.
+    let is_device = fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    let what = if is_device {
+        "have another node have the copy (`hdcs group set --nodes`)".to_owned()
+    } else {
+        format!("stop this node, remove {path} and start it: its copy is then brought up anew")
+    };
     format!(
         ". The copy is left as it is, and the group goes on without it. If another member's copy is whole (`hdcs group show` \
-         at the primary), stop this node, remove {path} and start it: its copy is then brought up anew"
+         at the primary), {what}"
     )
 }
 
